@@ -1,0 +1,176 @@
+"""The command line: `hlofuse dump`, `hlofuse explain`, `hlofuse passes`.
+
+What a person got wrong is one short message on stderr and exit status 2; a traceback is a bug of this package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .config import FUSIONS, Options, check_name, device_names
+from .errors import HlofuseError
+
+_DESCRIPTION = """\
+See what hlofuse makes of a function: its HLO before and after each pass, the clusters and the reasons for them, the
+generated kernels. No GPU is needed.
+
+TARGET is module:function, file.py:function, or a file of HLO text. The arguments of a function come from --args, or
+from the file: an attribute `example_args` of the function, or EXAMPLE_ARGS, a dict by function name.
+"""
+_ARCH = "sm_90"  # of --stage ptx for a device without one
+_EXAMPLES = """\
+examples:
+  hlofuse dump model.py:loss --args 'f32[128,512]' 's32[128]' --stage optimized
+  hlofuse dump model.py:loss --stage after:cse
+  hlofuse dump jax.nn:softmax --args 'f32[1024,4096]' --stage cuda -o softmax.cu
+  hlofuse explain program.hlo --device a100
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        text = arguments.run(arguments)
+        return _write(text, arguments.output)
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`); keep the interpreter from flushing into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except HlofuseError as error:
+        print(f"hlofuse: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hlofuse", description=_DESCRIPTION, epilog=_EXAMPLES,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    dump = commands.add_parser("dump", help="print one stage of a compilation")
+    dump.set_defaults(run=_dump)
+    _add_target(dump)
+    dump.add_argument("--stage", default="fused", metavar="STAGE",
+                      help="jaxpr, hlo, optimized, fused (the default), cuda, ptx, host, or the program after a pass: "
+                           "after:NAME (see `hlofuse passes`; NAME#2 for its second time)")  # fmt: skip
+    dump.add_argument("--arch", metavar="ARCH", help="of --stage ptx, such as sm_90; default: the device's")
+    dump.add_argument("--prelude", action="store_true", help="before cuda or host: what the kernels are written with")
+
+    explain = commands.add_parser("explain", help="the clusters, and for every producer and consumer why (not) fused")
+    explain.set_defaults(run=_explain)
+    _add_target(explain)
+
+    passes = commands.add_parser("passes", help="list the passes in their order, with the reason for each")
+    passes.set_defaults(run=_passes)
+    passes.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="module:function, file.py:function or a file of HLO text")
+    parser.add_argument("--args", nargs="+", metavar="ARG", help="arguments: f32[8,128], s32[], (f32[2], f32[2]), "
+                                                                "{w: f32[4]}, or a number (static)")  # fmt: skip
+    parser.add_argument("--size", default="full", choices=("small", "full"), help="of a catalog workload's arguments")
+    parser.add_argument("--device", default="h200", metavar="DEVICE", help="whose cost model decides (default h200)")
+    parser.add_argument("--fusion", default="coloring", metavar="FUSION", help=", ".join(FUSIONS))
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def _dump(arguments: argparse.Namespace) -> str:
+    from .codegen.dialect import DIALECTS
+    from .explore.dump import stage_text
+
+    stage = arguments.stage.removeprefix("after:")
+    # Before anything is compiled: a wrong name should not take seconds to find.
+    _check_stage(stage, arguments.stage)
+    if stage == "ptx":
+        _check_nvrtc(arguments.arch)
+    elif arguments.arch is not None:
+        raise HlofuseError("--arch is for --stage ptx")
+    compilation = _compile(arguments)
+    if stage == "ptx":
+        return _ptx(compilation, arguments.arch)
+    text = stage_text(compilation, stage)
+    return f"{DIALECTS[stage].prelude}\n{text}" if arguments.prelude and stage in DIALECTS else text
+
+
+def _explain(arguments: argparse.Namespace) -> str:
+    return _compile(arguments).explain()
+
+
+def _passes(arguments: argparse.Namespace) -> str:
+    from .passes import PIPELINE
+
+    width = max(len(entry.name) for entry in PIPELINE)
+    return "\n".join(f"{number:>2}  {entry.name:<{width}}  {entry.reason}" for number, entry in enumerate(PIPELINE, 1))
+
+
+# ------------------------------------------------------------------------------------------- steps
+
+
+def _check_stage(stage: str, given: str) -> None:
+    from .explore.dump import STAGES
+    from .passes import PIPELINE
+
+    passes = tuple(dict.fromkeys(entry.name for entry in PIPELINE))
+    name = stage.partition("#")[0]
+    if given.startswith("after:"):
+        check_name("pass", name, passes)
+    else:
+        check_name("stage", name, (*STAGES, *passes))
+
+
+def _compile(arguments: argparse.Namespace) -> Any:
+    check_name("device", arguments.device, device_names())
+    options = Options(fusion=arguments.fusion)
+    from .compiler import compile_function, compile_module
+    from .explore.target import load_target
+
+    target = load_target(arguments.target, arguments.args, arguments.size)
+    if target.module is not None:
+        return compile_module(target.module, options, arguments.device)
+    return compile_function(target.function, *target.args, options=options, device=arguments.device)
+
+
+def _check_nvrtc(arch: str | None) -> None:
+    from .runtime import nvrtc
+
+    if (reason := nvrtc.nvrtc_available()) is not None:
+        raise HlofuseError(f"--stage ptx needs NVRTC: {reason}")
+    if arch is not None:
+        check_name("architecture", arch, nvrtc.supported_architectures())
+
+
+def _ptx(compilation: Any, arch: str | None) -> str:
+    from .codegen.dialect import DIALECTS
+    from .explore.dump import kernel_text
+    from .runtime import nvrtc
+
+    text = f"{DIALECTS['cuda'].prelude}\n{kernel_text(compilation, 'cuda')}"
+    return nvrtc.compile_ptx(text, arch or compilation.device.arch or _ARCH)
+
+
+def _write(text: str, output: Path | None) -> int:
+    from .explore.dump import write_atomically
+
+    text = text if text.endswith("\n") else text + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return 0
+    try:
+        write_atomically(output, text)
+    except OSError as error:
+        print(f"hlofuse: cannot write {output}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0

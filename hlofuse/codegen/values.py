@@ -1,0 +1,507 @@
+"""Values: the C++ statements that compute one element of an instruction at an index.
+
+`Values.at(instruction, index)` is the whole of it: it returns the name of a constant that holds the element, and writes the
+statements where the index's variables are known: once per (instruction, index), outside the loops that it does not depend
+on. An operation that reads its operand elsewhere (slice, gather, pad) is nothing but another index.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hlofuse.codegen.index_map import (
+    ZERO, Index, Var, constant, floor_div, linearize, reshape_index, to_c, var,
+)
+from hlofuse.codegen.prelude import reserved_names
+from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, scalar_expr
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.opcode import OPCODES, Kind
+
+Indices = tuple[Index, ...]
+UNROLLED = 4      # an inline reduction of at most so many elements is written out
+
+
+class EmitError(Exception):
+    """The plan and the instructions disagree; the message names the instruction."""
+
+
+@dataclass
+class Scope:
+    """A block of statements in which `variables` are declared. Values are written in the innermost scope that their
+    index needs, but never outside a `guard`: what a branch protects stays inside."""
+
+    parent: Scope | None
+    variables: frozenset[str] = frozenset()
+    guard: bool = False
+    lines: list[str] = field(default_factory=list)
+    memo: dict[tuple[Instruction, Indices], str] = field(default_factory=dict)
+    starts: dict[tuple[Instruction, Indices, int], str] = field(default_factory=dict)
+
+    def chain(self) -> Iterator[Scope]:
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+
+@dataclass(frozen=True)
+class Condition:
+    """low <= index < high, and `index - low` is a multiple of `step`."""
+
+    index: Index
+    low: int
+    high: int
+    step: int = 1
+
+    @property
+    def known(self) -> bool | None:
+        a, b = self.index.bounds
+        if b < self.low or a >= self.high:
+            return False
+        if self.step == 1 or (self.index - self.low).is_constant and (self.index - self.low).constant % self.step == 0:
+            return True if self.low <= a and b < self.high else None
+        return None
+
+    def text(self) -> str:
+        a, b = self.index.bounds
+        parts = []
+        if a < self.low:
+            parts.append(f"{to_c(self.index)} >= {self.low}")
+        if b >= self.high:
+            parts.append(f"{to_c(self.index)} < {self.high}")
+        if self.step != 1:
+            parts.append(f"({to_c(self.index - self.low)}) % {self.step} == 0")
+        return " && ".join(parts)
+
+
+class Values:
+    """Writes the elements of one computation's instructions into scopes."""
+
+    def __init__(self, computation: Computation, index_type: str, names: Mapping[Instruction, str]) -> None:
+        self.computation = computation
+        self.index_type = index_type
+        self.argument_names = names
+        self.root = Scope(None)
+        self.scope = self.root
+        self.used: dict[str, int] = {}
+        self.element_readers: dict[Instruction, Callable[[Indices], str]] = {}  # parameters read through a tile
+        self.scheduled: set[Instruction] = set()
+        self.reducers: dict[Computation, str] = {}
+        self.breakpoints: dict[str, set[int]] | None = None
+        self.reads: dict[Instruction, set[Indices]] = {}
+
+    # --- scopes and names -------------------------------------------------------------------------------------------
+
+    def name(self, hint: str) -> str:
+        base = re.sub(r"\W+", "_", hint).strip("_") or "value"
+        base = base if not base[0].isdigit() else "v" + base
+        base = base if base not in _RESERVED else base + "_"
+        count = self.used.get(base, 0)
+        self.used[base] = count + 1
+        return base if not count else self.name(f"{base}_{count}")
+
+    @contextmanager
+    def inside(self, variables: Sequence[str] = (), guard: bool = False) -> Iterator[Scope]:
+        """A new innermost scope; the caller places its lines."""
+        outer = self.scope
+        self.scope = Scope(outer, frozenset(variables), guard)
+        try:
+            yield self.scope
+        finally:
+            self.scope = outer
+
+    @contextmanager
+    def dry_run(self) -> Iterator[None]:
+        """Everything that is written inside is dropped again."""
+        saved = [(s, list(s.lines), dict(s.memo), dict(s.starts), s.variables) for s in self.scope.chain()]
+        used, reducers = dict(self.used), dict(self.reducers)
+        reads = {p: set(r) for p, r in self.reads.items()}
+        try:
+            yield
+        finally:
+            for scope, lines, memo, starts, variables in saved:
+                scope.lines, scope.memo, scope.starts, scope.variables = lines, memo, starts, variables
+            self.used, self.reducers, self.reads = used, reducers, reads
+
+    def _home(self, index: Indices) -> Scope:
+        """The outermost scope in which the index can be computed."""
+        names = {v.name for i in index for v in i.variables}
+        for scope in self.scope.chain():
+            if scope.guard or scope.parent is None or names & scope.variables:
+                return scope
+        return self.root
+
+    # --- elements ---------------------------------------------------------------------------------------------------
+
+    def at(self, instruction: Instruction, index: Indices) -> str:
+        """The C++ expression (a name or a literal) of one element."""
+        splat = splat_literal(instruction)
+        if splat is not None:
+            return literal_expr(splat, instruction.element_type)
+        key = (instruction, index)
+        for scope in self.scope.chain():
+            if key in scope.memo:
+                return scope.memo[key]
+        home, outer = self._home(index), self.scope
+        self.scope = home
+        try:
+            text = self._compute(instruction, index)
+        finally:
+            self.scope = outer
+        home.memo[key] = text
+        return text
+
+    def declare(self, instruction: Instruction, expression: str) -> str:
+        name = self.name(instruction.name or instruction.opcode)
+        self.scope.lines.append(f"const {c_type(instruction.element_type)} {name} = {expression};")
+        return name
+
+    def _compute(self, i: Instruction, index: Indices) -> str:
+        if i in self.scheduled:
+            raise EmitError(f"{i!r} is read at another place than where it is reduced")
+        rule = _RULES.get(i.opcode)
+        if rule is not None:
+            return rule(self, i, index)
+        if OPCODES[i.opcode].kind is Kind.ELEMENTWISE:
+            operands = [self.at(o, index if o.dims == i.dims else ()) for o in i.operands]
+            return self.declare(i, scalar_expr(i, operands, [o.element_type for o in i.operands]))
+        raise EmitError(f"no element rule for {i!r}")
+
+    def parameter(self, i: Instruction, index: Indices) -> str:
+        reader = self.element_readers.get(i)
+        self.reads.setdefault(i, set()).add(index)
+        place = reader(index) if reader else f"{self.argument_names[i]}[{to_c(linearize(index, i.dims))}]"
+        name = self.name(f"{self.argument_names[i]}_value")
+        self.scope.lines.append(f"const {c_type(i.element_type)} {name} = {load_expr(place, i.element_type)};")
+        return name
+
+    # --- branches ---------------------------------------------------------------------------------------------------
+
+    def choose(self, i: Instruction, conditions: Sequence[Condition], then: Callable[[], str],
+               otherwise: Callable[[], str]) -> str:
+        """The value of `then` where all conditions hold, else of `otherwise`; only the taken side is computed."""
+        open_ = [c for c in conditions if c.known is not True]
+        if not open_:
+            return then()
+        if any(c.known is False for c in open_):
+            return otherwise()
+        self._note_breakpoints(open_)
+        name = self.name(i.name or i.opcode)
+        with self.inside(guard=True) as yes:
+            yes.lines.append(f"{name} = {then()};")
+        with self.inside(guard=True) as no:
+            no.lines.append(f"{name} = {otherwise()};")
+        lines = self.scope.lines
+        lines.append(f"{c_type(i.element_type)} {name};")
+        lines.append(f"if ({' && '.join(c.text() for c in open_)}) {{")
+        lines.extend("  " + line for line in yes.lines)
+        lines.append("} else {")
+        lines.extend("  " + line for line in no.lines)
+        lines.append("}")
+        return name
+
+    def _note_breakpoints(self, conditions: Sequence[Condition]) -> None:
+        """Remembers where along a loop variable a branch changes, so that the loop can be cut there."""
+        if self.breakpoints is None:
+            return
+        for c in conditions:
+            if len(c.index.terms) == 1 and isinstance(c.index.terms[0][0], Var) and c.index.terms[0][1] == 1:
+                variable, offset = c.index.terms[0][0], c.index.constant
+                for bound in (c.low - offset, c.high - offset):
+                    if variable.low < bound <= variable.high:
+                        self.breakpoints.setdefault(variable.name, set()).add(bound)
+
+    def clamped(self, operand: Instruction, index: Indices, high: int, hint: str) -> Index:
+        """A runtime start index as a variable with range [0, high], as HLO clamps it."""
+        if high <= 0:
+            return ZERO
+        key = (operand, index, high)
+        for scope in self.scope.chain():
+            if key in scope.starts:
+                return var(scope.starts[key], 0, high)
+        value = self.at(operand, index)
+        home = self._home(index)
+        name = self.name(hint)
+        home.lines.append(f"const {self.index_type} {name} = {_clamp_expr(operand, value, high, self.index_type)};")
+        home.starts[key] = name
+        home.variables = home.variables | {name}
+        return var(name, 0, high)
+
+    # --- reductions inside a thread ---------------------------------------------------------------------------------
+
+    def inline_reduction(self, i: Instruction, index: Indices) -> list[str]:
+        """A loop over a small reduction, one accumulator per operand; returns the accumulators' names."""
+        n = len(i.operands) // 2
+        operands, inits = i.operands[:n], i.operands[n:]
+        dims, axes = operands[0].dims, i.attrs["dimensions"]
+        sizes = [dims[d] for d in axes]
+        reducer = self.reducer(i)
+        accumulators = []
+        for operand, init in zip(operands, inits, strict=True):
+            name = self.name(i.name or "sum")
+            self.scope.lines.append(f"{c_type(operand.element_type)} {name} = {self.at(init, ())};")
+            accumulators.append(name)
+        total = int(np.prod(sizes)) if sizes else 1
+        if total <= UNROLLED:
+            for position in np.ndindex(*sizes):
+                values = self._reduced_operands(operands, index, axes, [constant(int(p)) for p in position])
+                self.scope.lines.append(f"{reducer}({', '.join([*accumulators, *values])});")
+            return accumulators
+        names = [self.name("r") for _ in sizes]
+        with self.inside(names) as body:
+            places = [var(name, 0, size - 1) for name, size in zip(names, sizes, strict=True)]
+            values = self._reduced_operands(operands, index, axes, places)
+            body.lines.append(f"{reducer}({', '.join([*accumulators, *values])});")
+        for depth, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            self.scope.lines.append("  " * depth + f"for (int {name} = 0; {name} < {size}; {name}++) {{")
+        self.scope.lines.extend("  " * len(names) + line for line in body.lines)
+        for depth in reversed(range(len(names))):
+            self.scope.lines.append("  " * depth + "}")
+        return accumulators
+
+    def _reduced_operands(self, operands: Sequence[Instruction], index: Indices, axes: Sequence[int],
+                          places: Sequence[Index]) -> list[str]:
+        full = insert(index, axes, places)
+        return [self.at(o, full) for o in operands]
+
+    def reducer(self, i: Instruction) -> str:
+        """The name of the lambda that folds a reduction's values into its accumulators."""
+        body: Computation = i.attrs["to_apply"]
+        if body not in self.reducers:
+            self.reducers[body] = self._write_reducer(body)
+        return self.reducers[body]
+
+    def _write_reducer(self, body: Computation) -> str:
+        n = len(body.parameters) // 2
+        types = [c_type(p.element_type) for p in body.parameters]
+        letters = [f"{side}{k}" if n > 1 else side for side in "ab" for k in range(n)]
+        names: dict[Instruction, str] = dict(zip(body.parameters, letters, strict=True))
+        lines: list[str] = []
+        for i in body.instructions:
+            if i in names or i.opcode == "tuple":
+                continue
+            if i.opcode == "constant":
+                names[i] = literal_expr(i.literal, i.element_type)
+                continue
+            text = scalar_expr(i, [names[o] for o in i.operands], [o.element_type for o in i.operands])
+            if i.element_type in ("f16", "bf16"):
+                text = scalar_expr_wide(i, [names[o] for o in i.operands])
+            if i in body.outputs and n == 1:
+                names[i] = text
+                continue
+            names[i] = f"t{len(lines)}"
+            lines.append(f"const {c_type(i.element_type)} {names[i]} = {text}; ")
+        stores = "".join(f"{letters[k]} = {names[o]}; " for k, o in enumerate(body.outputs))
+        parameters = ", ".join([f"{types[k]}& {letters[k]}" for k in range(n)] +
+                               [f"const {types[n + k]} {letters[n + k]}" for k in range(n)])
+        single = body.root.opcode if n == 1 and len(body.instructions) == 3 else "combine"
+        name = self.name(f"reduce_{single}")
+        self.root.lines.insert(0, f"const auto {name} = []({parameters}) {{ {''.join(lines)}{stores}}};")
+        return name
+
+
+def _clamp_expr(operand: Instruction, value: str, high: int, index_type: str) -> str:
+    """`value` clamped to [0, high], in the index type."""
+    if operand.element_type.startswith("u"):
+        return f"{value} > {high}u ? {high} : ({index_type}){value}"
+    return f"{value} < 0 ? 0 : {value} > {high} ? {high} : ({index_type}){value}"
+
+
+def scalar_expr_wide(i: Instruction, operands: Sequence[str]) -> str:
+    """The operation in float without rounding to a 16-bit type: accumulators keep their bits."""
+    wide = Instruction(i.opcode, i.array.with_type("f32"), i.operands, i.attrs)
+    return scalar_expr(wide, list(operands), ["f32" if o.element_type in ("f16", "bf16") else o.element_type
+                                              for o in i.operands])
+
+
+def insert(index: Indices, axes: Sequence[int], places: Sequence[Index]) -> Indices:
+    """The operand's index from a reduction's: `places` at the reduced dimensions `axes`."""
+    full = list(index)
+    for axis, place in sorted(zip(axes, places, strict=True), key=lambda pair: pair[0]):
+        full.insert(axis, place)
+    return tuple(full)
+
+
+def splat_literal(i: Instruction) -> np.ndarray | None:
+    """The scalar that every element of a constant (or of a broadcast of one) is."""
+    while i.opcode == "broadcast":
+        i = i.operands[0]
+    if i.opcode != "constant":
+        return None
+    literal = i.literal
+    if literal.ndim == 0:
+        return literal
+    flat = literal.reshape(-1)
+    if flat.size and flat.size <= 4096 and (flat.view(np.uint8).reshape(flat.size, -1) ==
+                                           flat[:1].view(np.uint8)).all():
+        return flat[0]
+    return None
+
+
+# --- where each opcode reads its operands ---------------------------------------------------------------------------
+
+def _broadcast(v: Values, i: Instruction, index: Indices) -> str:
+    return v.at(i.operands[0], tuple(index[d] for d in i.attrs["dimensions"]))
+
+
+def _reshape(v: Values, i: Instruction, index: Indices) -> str:
+    return v.at(i.operands[0], reshape_index(index, i.dims, i.operands[0].dims))
+
+
+def _transpose(v: Values, i: Instruction, index: Indices) -> str:
+    source: list[Index] = [ZERO] * len(index)
+    for k, d in enumerate(i.attrs["dimensions"]):
+        source[d] = index[k]
+    return v.at(i.operands[0], tuple(source))
+
+
+def _slice(v: Values, i: Instruction, index: Indices) -> str:
+    return v.at(i.operands[0], tuple(x * step + start for x, (start, _, step) in
+                                     zip(index, i.attrs["slice"], strict=True)))
+
+
+def _reverse(v: Values, i: Instruction, index: Indices) -> str:
+    flipped = i.attrs["dimensions"]
+    return v.at(i.operands[0], tuple(constant(n - 1) - x if d in flipped else x
+                                     for d, (x, n) in enumerate(zip(index, i.dims, strict=True))))
+
+
+def _iota(v: Values, i: Instruction, index: Indices) -> str:
+    place = index[i.attrs["iota_dimension"]]
+    zero = ", 0" if i.element_type in ("c64", "c128") else ""
+    real = {"c64": "float", "c128": "double"}.get(i.element_type, c_type(i.element_type))
+    cast = f"({real})({to_c(place)})"
+    if i.element_type in ("f16", "bf16"):
+        cast = f"round_{i.element_type}({cast})"
+    return v.declare(i, f"{c_type(i.element_type)}{{{cast}{zero}}}" if zero else cast)
+
+
+def _pad(v: Values, i: Instruction, index: Indices) -> str:
+    operand, fill = i.operands
+    conditions, source = [], []
+    for x, n, (low, _, interior) in zip(index, operand.dims, i.attrs["padding"], strict=True):
+        step = interior + 1
+        conditions.append(Condition(x, low, low + (n - 1) * step + 1 if n else low, step))
+        source.append(floor_div(x - low, step) if step > 1 else x - low)
+    if 0 in operand.dims:
+        return v.at(fill, ())
+    return v.choose(i, conditions, lambda: v.at(operand, tuple(narrow(s, n) for s, n in
+                                                               zip(source, operand.dims, strict=True))),
+                    lambda: v.at(fill, ()))
+
+
+def narrow(index: Index, size: int) -> Index:
+    """An index that a branch has shown to be inside [0, size): its variable's range follows."""
+    if len(index.terms) == 1 and isinstance(index.terms[0][0], Var) and index.terms[0][1] == 1:
+        variable, offset = index.terms[0][0], index.constant
+        low, high = max(variable.low, -offset), min(variable.high, size - 1 - offset)
+        if (low, high) != (variable.low, variable.high) and low < high:
+            return Index(((Var(variable.name, low, high), 1),), offset)
+    return index
+
+
+def _concatenate(v: Values, i: Instruction, index: Indices) -> str:
+    axis = i.attrs["dimensions"][0]
+    place = index[axis]
+    pieces, start = [], 0
+    for operand in i.operands:
+        pieces.append((operand, start))
+        start += operand.dims[axis]
+    pieces = [(o, s) for o, s in pieces if o.dims[axis]]
+
+    def piece(k: int) -> str:
+        operand, begin = pieces[k]
+        size = operand.dims[axis]
+
+        def read() -> str:
+            source = list(index)
+            source[axis] = narrow(place - begin, size)
+            return v.at(operand, tuple(source))
+
+        if k == len(pieces) - 1:
+            return read()
+        return v.choose(i, [Condition(place, begin if k == 0 else -1 << 60, begin + size)], read, lambda: piece(k + 1))
+
+    low, high = place.bounds
+    first = next(k for k, (o, s) in enumerate(pieces) if low < s + o.dims[axis])
+    pieces = [p for k, p in enumerate(pieces) if k >= first and p[1] <= high]
+    return piece(0)
+
+
+def _dynamic_slice(v: Values, i: Instruction, index: Indices) -> str:
+    operand, *starts = i.operands
+    source = [x + v.clamped(s, (), n - m, "start")
+              for x, s, n, m in zip(index, starts, operand.dims, i.dims, strict=True)]
+    return v.at(operand, tuple(source))
+
+
+def _dynamic_update_slice(v: Values, i: Instruction, index: Indices) -> str:
+    operand, update, *starts = i.operands
+    if 0 in update.dims:
+        return v.at(operand, index)
+    begins = [v.clamped(s, (), n - m, "start") for s, n, m in zip(starts, operand.dims, update.dims, strict=True)]
+    inside = [x - b for x, b in zip(index, begins, strict=True)]
+    conditions = [Condition(p, 0, m) for p, m in zip(inside, update.dims, strict=True)]
+    return v.choose(i, conditions, lambda: v.at(update, tuple(inside)), lambda: v.at(operand, index))
+
+
+def _gather(v: Values, i: Instruction, index: Indices) -> str:
+    operand, indices = i.operands
+    a = i.attrs
+    offset_dims, vector_dim = a["offset_dims"], a["index_vector_dim"]
+    batching = tuple(a.get("operand_batching_dims", ()))
+    indices_batching = tuple(a.get("start_indices_batching_dims", ()))
+    batch = [index[k] for k in range(len(index)) if k not in offset_dims]
+    source: list[Index] = [ZERO] * len(operand.dims)
+    window = [d for d in range(len(operand.dims)) if d not in a["collapsed_slice_dims"] and d not in batching]
+    for k, d in zip(offset_dims, window, strict=True):
+        source[d] = index[k]
+    for component, d in enumerate(a["start_index_map"]):
+        place = list(batch)
+        if vector_dim < len(indices.dims):
+            place.insert(vector_dim, constant(component))
+        start = v.clamped(indices, tuple(place), operand.dims[d] - a["slice_sizes"][d], "row")
+        source[d] = source[d] + start
+    positions = [k for k in range(len(indices.dims)) if k != vector_dim]
+    for d, where in zip(batching, indices_batching, strict=True):
+        source[d] = source[d] + batch[positions.index(where)]
+    return v.at(operand, tuple(source))
+
+
+def _reduce(v: Values, i: Instruction, index: Indices) -> str:
+    accumulators = v.inline_reduction(i, index)
+    if i.element_type in ("f16", "bf16"):
+        return v.declare(i, f"round_{i.element_type}({accumulators[0]})")
+    return accumulators[0]
+
+
+def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
+    operand = i.operands[0]
+    if operand.opcode != "reduce" or operand in v.scheduled:
+        raise EmitError(f"{i!r} is read at another place than where it is reduced")
+    accumulators = v.inline_reduction(operand, index)
+    for user in v.computation.users[operand]:
+        v.scope.memo[(user, index)] = accumulators[user.attrs["index"]]
+    return accumulators[i.attrs["index"]]
+
+
+def _copy(v: Values, i: Instruction, index: Indices) -> str:
+    return v.at(i.operands[0], index)
+
+
+_RULES: dict[str, Callable[[Values, Instruction, Indices], str]] = {
+    "parameter": Values.parameter, "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
+    "slice": _slice, "reverse": _reverse, "iota": _iota, "pad": _pad, "concatenate": _concatenate,
+    "dynamic-slice": _dynamic_slice, "dynamic-update-slice": _dynamic_update_slice, "gather": _gather,
+    "reduce": _reduce, "get-tuple-element": _get_tuple_element, "copy": _copy, "bitcast": _reshape,
+}
+ELEMENT_OPCODES = frozenset(_RULES) - {"parameter"}
+
+_RESERVED = reserved_names() | frozenset({"l", "begin", "end", "count", "first", "last", "row", "column", "rows", "columns"})
+
+
+__all__ = ["Condition", "EmitError", "Scope", "Values", "splat_literal"]

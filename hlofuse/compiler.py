@@ -1,0 +1,211 @@
+"""The pipeline: jaxpr → HLO → passes → fusion → kernels. Reading this file is reading the architecture.
+
+Every stage leaves a named snapshot, which is all that the command line, the notebook and the scoreboard look at.
+`compile_jaxpr` is what the runtime asks for inside JAX's lowering; the other two are for people.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hlofuse.codegen.dialect import DIALECTS, Dialect
+from hlofuse.codegen.kernel import KernelText, write_kernel
+from hlofuse.codegen.values import EmitError
+from hlofuse.config import Options, dump_directory
+from hlofuse.explore.explanation import explain_fusion
+from hlofuse.explore.launch_count import LaunchCount, count_launches
+from hlofuse.frontend.import_jaxpr import import_jaxpr
+from hlofuse.frontend.trace import trace_function
+from hlofuse.fusion.cost_model import CostEstimate
+from hlofuse.fusion.devices import DeviceSpec, find_device
+from hlofuse.fusion.fuse import Fused, deep_recursion, fuse_computation
+from hlofuse.fusion.plan import Plan
+from hlofuse.hlo.module import Computation, Instruction, Module
+from hlofuse.passes import run_passes
+from hlofuse.runtime.xla_runtime import Executable, build_executable
+
+DEFAULT_DEVICE = "h200"
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A cluster's kernel in every dialect."""
+
+    texts: dict[str, KernelText]
+    device: DeviceSpec
+
+    @property
+    def sources(self) -> dict[str, str]:
+        return {name: text.text for name, text in self.texts.items()}
+
+    @property
+    def launch(self) -> dict[str, tuple[int, int]]:
+        """(blocks, threads of a block) by dialect."""
+        return {name: (text.blocks, text.threads) for name, text in self.texts.items()}
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.texts["cuda"].shared_bytes
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One kernel of the fused module. `plan` is None where it runs through JAX; `refusal` says why."""
+
+    instruction: Instruction
+    plan: Plan | None
+    cost: CostEstimate
+    refusal: str | None
+    device: DeviceSpec
+
+    @property
+    def name(self) -> str:
+        return self.instruction.name
+
+    @property
+    def form(self) -> str:
+        return self.kernel.texts[self.device.dialect].form if self.plan else "jax"
+
+    @functools.cached_property
+    def kernel(self) -> KernelCode:
+        assert self.plan is not None, f"{self.name} runs through JAX: {self.refusal}"
+        texts = {name: _write(self.plan, dialect, self.name) for name, dialect in DIALECTS.items()}
+        return KernelCode(texts, self.device)
+
+    @functools.cached_property
+    def text(self) -> KernelText:
+        """The kernel in the device's own dialect."""
+        assert self.plan is not None
+        return _write(self.plan, DIALECTS[self.device.dialect], self.name)
+
+
+def _write(plan: Plan, dialect: Dialect, name: str) -> KernelText:
+    with deep_recursion():
+        return write_kernel(plan, dialect, name)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Everything that was found out about one program; `snapshots` are modules by stage, in order."""
+
+    name: str
+    jaxpr: Any | None
+    snapshots: dict[str, Module]
+    fused: Module
+    clusters: tuple[Cluster, ...]
+    fusion: Fused
+    device: DeviceSpec
+    consts: tuple[Any, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def explain(self) -> str:
+        """Every cluster with its numbers, and every producer–consumer edge with what became of it."""
+        return explain_fusion(self.fusion, self.clusters, self.device)
+
+    def launches(self) -> LaunchCount:
+        """What the device runs, and the bytes that it moves."""
+        return count_launches(self.fused, self.clusters, functools.partial(_count_body, self.device))
+
+
+class _Stages:
+    """Collects snapshots and times."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[str, Module] = {}
+        self.timings: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.timings[stage] = (time.perf_counter() - start) * 1e3
+
+    def keep(self, name: str, module: Module) -> None:
+        self.snapshots[name] = module
+
+
+def compile_function(fn: Callable[..., Any], *args: Any, options: Options | None = None,
+                     device: str | None = None, **kwargs: Any) -> Compilation:
+    """As `jax.jit(fn).lower(*args)`, but through this pipeline: `args` are arrays or `jax.ShapeDtypeStruct`s."""
+    traced = trace_function(fn, args, kwargs)
+    name = getattr(fn, "__name__", "main")
+    return _compile(traced.closed, None, options or Options(), device, name)
+
+
+def compile_module(module: Module, options: Options | None = None, device: str | None = None) -> Compilation:
+    """The same from an HLO module."""
+    return _compile(None, module, options or Options(), device, module.name)
+
+
+def _compile(closed: Any | None, module: Module | None, options: Options, device: str | None, name: str) -> Compilation:
+    spec = find_device(device or options.device or DEFAULT_DEVICE)
+    stages = _Stages()
+    consts: tuple[Any, ...] = ()
+    if module is None:
+        with stages.timed("import"):
+            imported = import_jaxpr(closed, name)
+            module, consts = imported.module, imported.consts
+    stages.keep("hlo", module)
+    with stages.timed("passes"):
+        optimized = run_passes(module, on_snapshot=stages.keep)
+    stages.keep("optimized", optimized)
+    with stages.timed("fusion"):
+        fusion = fuse_computation(optimized.entry, spec, options.fusion, functools.partial(_unwritable, spec))
+        fused = Module(optimized.name, fusion.computation)
+        clusters = tuple(Cluster(k.instruction, k.plan, k.cost, k.refusal, spec) for k in fusion.kernels)
+    stages.keep("fused", fused)
+    with stages.timed("codegen"):
+        for cluster in clusters:
+            if cluster.plan is not None:
+                _ = cluster.text
+    return Compilation(name, closed, stages.snapshots, fused, clusters, fusion, spec, consts, stages.timings)
+
+
+def _unwritable(device: DeviceSpec, plan: Plan) -> str | None:
+    """Why the emitter cannot write a plan, or None."""
+    try:
+        write_kernel(plan, DIALECTS[device.dialect])
+    except EmitError as error:
+        return f"producer-consumer: {error}"
+    return None
+
+
+def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:
+    """The launches of a loop's body or of a branch, fused as a program of its own."""
+    fusion = fuse_computation(body, device)
+    clusters = tuple(Cluster(k.instruction, k.plan, k.cost, k.refusal, device) for k in fusion.kernels)
+    return count_launches(Module("body", fusion.computation), clusters, functools.partial(_count_body, device))
+
+
+# --- what the runtime asks for ------------------------------------------------------------------------------------------
+
+_executables: dict[str, Executable] = {}
+_lock = threading.Lock()
+_HOST = "host"
+
+
+def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
+    """The executable of a jaxpr, compiled once per program and options."""
+    spec = find_device(options.device or _HOST)
+    name = getattr(getattr(closed.jaxpr, "debug_info", None), "func_name", "main")
+    compilation = _compile(closed, None, options, spec.name, name)
+    _dump(compilation)
+    return build_executable(compilation, platform)
+
+
+def _dump(compilation: Compilation) -> None:
+    directory = dump_directory()
+    if directory is not None:
+        from hlofuse.explore.dump import dump_compilation
+
+        dump_compilation(compilation, directory)
+
+
+def fingerprint(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""What a device runs for a fused module: kernels, library calls, opaque operations, and the bytes that they move.
+
+Loop bodies count times their trips (an unknown trip count once). A library call is one launch if its operands and result
+are plain strided-batched layouts, otherwise its copies count too; an epilogue that cuBLASLt fuses is part of its dot.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hlofuse.hlo.module import Computation, Instruction, Module
+from hlofuse.hlo.opcode import OPCODES, Kind
+from hlofuse.hlo.shape import Shape
+
+_FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast", "opt-barrier", "after-all",
+                   "add-dependency", "partition-id", "replica-id"})
+
+
+@dataclass(frozen=True)
+class LaunchCount:
+    """Launches by kind; `bytes` is all memory traffic."""
+
+    kernels: int = 0
+    library_calls: int = 0
+    opaque: int = 0
+    bytes: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.kernels + self.library_calls + self.opaque
+
+    def __add__(self, other: LaunchCount) -> LaunchCount:
+        return LaunchCount(self.kernels + other.kernels, self.library_calls + other.library_calls,
+                           self.opaque + other.opaque, self.bytes + other.bytes)
+
+    def __mul__(self, times: int) -> LaunchCount:
+        return LaunchCount(self.kernels * times, self.library_calls * times, self.opaque * times, self.bytes * times)
+
+
+def count_launches(module: Module, clusters: Sequence[Any], count_body: Callable[[Computation], LaunchCount]) -> LaunchCount:
+    """`clusters` have `.instruction` and `.cost`; `count_body` counts a computation that is not fused yet."""
+    costs = {c.instruction: c.cost for c in clusters}
+    total = LaunchCount()
+    for i in module.entry.instructions:
+        if i in costs:
+            total += LaunchCount(kernels=1, bytes=costs[i].bytes)
+        elif i.opcode not in _FREE and not _is_empty(i):
+            total += _standing(i, count_body)
+    return total
+
+
+def _is_empty(i: Instruction) -> bool:
+    return all(s.size == 0 for s in i.result_shapes)
+
+
+def _standing(i: Instruction, count_body: Callable[[Computation], LaunchCount]) -> LaunchCount:
+    if i.opcode == "while":
+        trips = trip_count(i)
+        return (count_body(i.attrs["body"]) + count_body(i.attrs["condition"])) * (1 if trips is None else trips)
+    if i.opcode == "conditional":
+        return max((count_body(b) for b in i.attrs["branch_computations"]), key=lambda c: c.total)
+    if i.opcode == "call":
+        return count_body(i.attrs["to_apply"])
+    moved = float(_bytes_read(i) + i.shape.byte_size)
+    if OPCODES[i.opcode].kind is Kind.CONTRACTION:
+        copies = [o for n, o in enumerate(i.operands) if i.opcode == "dot" and not is_plain_operand(i, n)]
+        extra = sum(2 * o.shape.byte_size for o in copies)
+        return LaunchCount(kernels=len(copies), library_calls=1, bytes=moved + extra)
+    return LaunchCount(opaque=1, bytes=moved)
+
+
+def _bytes_read(i: Instruction) -> int:
+    if i.opcode in ("gather", "dynamic-slice", "slice") and isinstance(i.shape, Shape):
+        return i.shape.byte_size + sum(o.shape.byte_size for o in i.operands[1:])
+    return sum(o.shape.byte_size for o in dict.fromkeys(i.operands))
+
+
+def trip_count(loop: Instruction) -> int | None:
+    """The number of trips where it is known: a scan's length."""
+    scan = loop.attrs.get("scan")
+    return scan.length if scan is not None else None
+
+
+def is_plain_operand(dot: Instruction, number: int) -> bool:
+    """Whether a strided-batched library call can read this operand as it lies: one run of rows, one of columns, one batch
+    run that is outermost (or strided around the rows)."""
+    side = "lhs" if number == 0 else "rhs"
+    rank = len(dot.operands[number].dims)
+    batch = tuple(dot.attrs.get(f"{side}_batch_dims", ()))
+    contracting = tuple(dot.attrs.get(f"{side}_contracting_dims", ()))
+    free = tuple(d for d in range(rank) if d not in batch and d not in contracting)
+    groups = [g for g in (contracting, free) if g]
+    if not all(_is_run(g) for g in groups) or not _is_run(batch):
+        return False
+    return not batch or max(batch) < rank - 1
+
+
+def _is_run(dims: Sequence[int]) -> bool:
+    return all(b == a + 1 for a, b in zip(dims, dims[1:], strict=False))

@@ -1,0 +1,1 @@
+"""Fusion: which instructions share a kernel, decided by graph coloring under a cost model."""

@@ -1,0 +1,316 @@
+"""Cost: the predicted time of one kernel on a device, from what it computes and what it moves.
+
+T = T_launch + max(work of each unit / its rate, bytes / (bandwidth * efficiency)). An operand that several members share
+counts once, a slice or gather what it reads, and efficiency falls when registers or the number of blocks leave too few
+bytes in flight (Little's law). The same walk decides legality: a set of members without a plan has no cost, and `why`
+names the rule.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hlofuse.fusion.axes import Axes
+from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.graph import FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
+from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, Refusal, reduced_size
+from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.opcode import OPCODES
+from hlofuse.hlo.shape import Shape
+
+MAX_MEMBERS = 400        # instructions of one kernel
+MAX_SITES = 48           # places at which one value is computed in a kernel
+MAX_STATEMENTS = 3000
+UNITS = ("fp", "int", "special", "div")
+
+
+@dataclass
+class CostEstimate:
+    """Times in µs, bytes of memory traffic, operations by unit."""
+
+    time_us: float
+    launch_us: float
+    compute_us: float
+    memory_us: float
+    bytes: int
+    flops: float
+    registers: int
+    partial_bytes: int = 0
+    work: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+class KernelCosts:
+    """Costs and legality of sets of vertices of one graph on one device; a `FusionProblem` for the coloring."""
+
+    def __init__(self, graph: FusionGraph, device: DeviceSpec) -> None:
+        self.graph, self.device = graph, device
+        self.num_vertices = len(graph.vertices)
+        self.operands, self.users = graph.operands, graph.users
+        self.is_output, self.is_fixed = graph.is_output, graph.is_fixed
+        self.launch_cost = device.launch_us
+        axes = graph.axes
+        self._mask = [axes.mask(v.instruction) for v in graph.vertices]
+        self._size = [size_of_mask(m, axes) for m in self._mask]
+        self._reduced = [reduced_size(v.instruction) if v.instruction.opcode == "reduce" else 0 for v in graph.vertices]
+        self._ops = [_ops(v.instruction) for v in graph.vertices]
+        self._atom_sizes = [axes.size(a) for a in range(len(axes._size))]
+        self._bytes = [sum(r.shape.byte_size for r in v.results) for v in graph.vertices]
+        self._inner = [self._inner_atom(v.instruction) for v in graph.vertices]
+        self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION)
+                            for v, fixed in enumerate(self.is_fixed)]
+        self._edges = [self._edge_kinds(v.instruction) for v in graph.vertices]
+        self.shared_inputs = self._shared_inputs()
+        self._sizes: dict[int, int] = {}
+        self.forbidden: list[frozenset[int]] = []
+
+    def _inner_atom(self, i: Instruction) -> int:
+        atoms = self.graph.axes.atoms(i)
+        return atoms[-1] if atoms else -1
+
+    def _edge_kinds(self, i: Instruction) -> list[tuple[int | Instruction, str, int]]:
+        """(what is read, how, how often): "same" place, or "shift": elsewhere, evaluated so many times."""
+        found: list[tuple[int | Instruction, str, int]] = []
+        axes = self.graph.axes
+        arrays = i.operands if i.opcode != "reduce" else i.operands[:len(i.operands) // 2]
+        for k, operand in enumerate(arrays):
+            shifted = (i, k) in axes.shifted
+            source, through = operand, operand
+            while source in self.graph.free and source.opcode in ("broadcast", "reshape", "transpose"):
+                shifted = shifted or (source, 0) in axes.shifted
+                source = source.operands[0]
+            if source.opcode == "iota" or (source.opcode == "constant" and not source.array.rank):
+                continue
+            target: int | Instruction = self.graph.vertex_of.get(source, -1)
+            if target == -1 or source in self.graph.free:
+                target = source
+            inline = i.opcode == "reduce" and 0 < reduced_size(i) <= INLINE_REDUCTION
+            if not shifted and not inline:
+                found.append((target, "same", 0))
+            else:
+                size = through.array.size
+                result = i.result_shapes[0].size
+                often = result if i.opcode in ("gather", "dynamic-slice", "reshape") or k and i.opcode == "gather" \
+                    else size if inline else min(size, result)
+                found.append((target, "shift", often))
+        return found
+
+    def _shared_inputs(self) -> list[list[int]]:
+        readers: dict[Instruction, list[int]] = {}
+        for v, arrays in enumerate(self.graph.externals):
+            if not self.is_fixed[v]:
+                for a in arrays:
+                    if a.opcode != "constant" or a.array.rank:
+                        readers.setdefault(a, []).append(v)
+        return [r for r in readers.values() if len(r) > 1]
+
+    # --- what the coloring asks ---------------------------------------------------------------------------------------
+
+    def conflict(self, u: int, v: int) -> bool:
+        a, b = self.graph.vertices[u].instruction, self.graph.vertices[v].instruction
+        return conflicting_reductions(a, b, self.graph.axes)
+
+    def can_pack(self, a: frozenset[int], b: frozenset[int]) -> bool:
+        return False
+
+    def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
+        try:
+            return self.estimate(members, outputs).time_us
+        except Refusal:
+            return None
+
+    def fixed_cost(self, v: int) -> float:
+        """A library call or an opaque operation: its launch and its operands' and results' bytes."""
+        instruction = self.graph.vertices[v].instruction
+        if OPCODES[instruction.opcode].kind.value == "tuple":
+            return 0.0
+        moved = sum(o.shape.byte_size for o in instruction.operands) + self._bytes[v]
+        return self.device.launch_us + moved / self.device.bandwidth
+
+    # --- the walk -----------------------------------------------------------------------------------------------------
+
+    def estimate(self, members: Iterable[int], outputs: Iterable[int]) -> CostEstimate:
+        """The cost of one kernel; `Refusal` where it has no plan."""
+        order = sorted(members)
+        outs = list(outputs)
+        if len(order) == 1 and self.is_fixed[order[0]]:
+            raise Refusal("no side effects", "a library call or an opaque operation stands alone")
+        if len(order) > MAX_MEMBERS:
+            raise Refusal("memory", f"{len(order)} instructions, the limit is {MAX_MEMBERS}")
+        chosen = set(order)
+        for pair in self.forbidden:
+            if pair <= chosen:
+                raise Refusal("memory", "a kernel of these spilled registers")
+        if len(order) == 1 and self.graph.vertices[order[0]].instruction.opcode in ("reshape", "bitcast"):
+            return CostEstimate(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
+        scheduled, domain, reduced = self._domain(order, outs)
+        parallel = domain & ~reduced
+        masks = self._mask
+        for v in outs:
+            if masks[v] != domain and masks[v] != parallel:
+                raise Refusal("shape", f"{self.graph.vertices[v].instruction!r} covers other axes than the kernel")
+        sites = self._sites(order, chosen, outs, scheduled, domain)
+        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
+
+    def _domain(self, order: Sequence[int], outs: Sequence[int]) -> tuple[list[int], int, int]:
+        large = [v for v in order if self._reduced[v] > INLINE_REDUCTION]
+        if not large:
+            domains = {self._mask[v] for v in outs}
+            if len(domains) != 1:
+                raise Refusal("shape", "the results have different domains")
+            return [], domains.pop(), 0
+        main = large[-1]
+        axes: Axes = self.graph.axes
+        instruction = self.graph.vertices[main].instruction
+        domain = axes.mask(instruction.operands[0])
+        reduced = reduced_mask(instruction, axes)
+        scheduled = []
+        for v in large:
+            other = self.graph.vertices[v].instruction
+            if axes.mask(other.operands[0]) == domain and reduced_mask(other, axes) == reduced:
+                scheduled.append(v)
+            elif self._reduced[v] > NESTED_REDUCTION or v in outs:
+                raise Refusal("producer-consumer", f"{other!r} reduces other axes than {instruction!r}")
+        return scheduled, domain, reduced
+
+    def _sites(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int],
+               domain: int) -> dict[int | Instruction, dict[int, int]]:
+        """For each value that the kernel reads or computes: at which places, and how many elements at each."""
+        sites: dict[int | Instruction, dict[int, int]] = {}
+        total = self._mask_size(domain)
+        rows = set(scheduled)
+        for v in (*outs, *scheduled):
+            sites.setdefault(v, {})[0] = self._size[v]
+        statements = 0
+        for v in reversed(order):
+            places = sites.get(v)
+            if not places:
+                continue   # nothing reads it: a clone that is not needed
+            if len(places) > MAX_SITES:
+                raise Refusal("producer-consumer", f"{self.graph.vertices[v].instruction!r} would be computed at "
+                                                   f"{len(places)} places, the limit is {MAX_SITES}")
+            if v in rows and len(places) > 1:
+                raise Refusal("producer-consumer", f"{self.graph.vertices[v].instruction!r} is read at another place "
+                                                   "than where it is reduced")
+            if 0 in places and self._mask[v] & ~domain:
+                raise Refusal("shape", f"{self.graph.vertices[v].instruction!r} has axes that the kernel has not")
+            statements += len(places)
+            for k, (target, how, often) in enumerate(self._edges[v]):
+                inside = sites.setdefault(target, {})
+                if v in rows:
+                    inside[0] = max(inside.get(0, 0), total)
+                    continue
+                for place, count in places.items():
+                    if how == "same":
+                        inside[place] = max(inside.get(place, 0), count)
+                    else:
+                        key = hash((v, k, place)) | 1
+                        scale = max(1, count // max(1, self._size[v])) if self._size[v] else 1
+                        inside[key] = often * scale
+        if statements > MAX_STATEMENTS:
+            raise Refusal("memory", f"{statements} statements, the limit is {MAX_STATEMENTS}")
+        return sites
+
+    def _mask_size(self, mask: int) -> int:
+        size = self._sizes.get(mask)
+        if size is None:
+            size = self._sizes[mask] = size_of_mask(mask, self.graph.axes)
+        return size
+
+    def _weigh(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
+               reduced: int, sites: dict[int | Instruction, dict[int, int]]) -> CostEstimate:
+        device, total = self.device, self._mask_size(domain)
+        work = dict.fromkeys(UNITS, 0.0)
+        rows = set(scheduled)
+        inner = self._lane_atom(outs, scheduled)
+        for v in order:
+            unit, ops, wide = self._ops[v]
+            if not ops:
+                continue
+            if v in rows:
+                count: float = total
+            else:
+                mask = self._mask[v]
+                count = sum(n if key else (total if inner >= 0 and mask >> inner & 1 else self._size[v])
+                            for key, n in sites.get(v, {}).items())
+                if self._reduced[v]:
+                    count *= self._reduced[v]
+            work[unit] += ops * count * wide
+        moved, penalty = 0.0, 1.0
+        for source, places in sites.items():
+            if isinstance(source, int) and source in chosen:
+                continue
+            size = self._bytes[source] if isinstance(source, int) else source.shape.byte_size
+            count = sum(places.values())
+            item = _itemsize(self.graph.vertices[source].instruction if isinstance(source, int) else source)
+            moved += min(size, count * item)
+            last = self._inner[source] if isinstance(source, int) else self._inner_atom(source)
+            if 0 in places and last >= 0 and last != inner and inner >= 0 and size > moved / 4:
+                axes_mask = self._mask[source] if isinstance(source, int) else self.graph.axes.mask(source)
+                if axes_mask >> inner & 1:
+                    penalty = 1.15
+        moved += sum(self._bytes[v] for v in outs)
+        partial = self._partial_bytes(scheduled, domain, reduced, total)
+        moved += 2 * partial
+        rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate, "div": device.div_rate}
+        compute = max(work[u] / rates[u] for u in UNITS)
+        registers = self._registers(order, sites)
+        parallel = self._mask_size(domain & ~reduced) if scheduled and not partial else total
+        memory = moved / device.bandwidth * penalty / self._efficiency(registers, parallel, total, bool(scheduled))
+        return CostEstimate(device.launch_us + max(compute, memory) + 0.15 * min(compute, memory), device.launch_us, compute,
+                            memory, int(moved), sum(work.values()), registers, partial, work)
+
+    def _lane_atom(self, outs: Sequence[int], scheduled: Sequence[int]) -> int:
+        if scheduled:
+            return self._inner_atom(self.graph.vertices[scheduled[0]].instruction.operands[0])
+        return self._inner[outs[0]]
+
+    def _partial_bytes(self, scheduled: Sequence[int], domain: int, reduced: int, total: int) -> int:
+        """What a reduction that is split over blocks leaves in memory before the last block folds it."""
+        if not scheduled:
+            return 0
+        rows = self._mask_size(domain & ~reduced)
+        if rows >= 2 * self.device.sm_count * 64 or self.device.dialect == "host" and rows >= 8:
+            return 0
+        blocks = min(1024, max(1, total // 65536))
+        return 4 * len(scheduled) * min(rows * blocks, total // 64)
+
+    def _registers(self, order: Sequence[int], sites: dict[int | Instruction, dict[int, int]]) -> int:
+        arrays = sum(1 for s in sites if not isinstance(s, int))
+        return 18 + 2 * arrays + min(200, len(order) // 2)
+
+    def _efficiency(self, registers: int, parallel: int, total: int, rows: bool) -> float:
+        """The share of the bandwidth that the bytes in flight can use."""
+        device = self.device
+        if device.dialect == "host":
+            return 1.0
+        threads = min(device.threads_per_sm, device.registers_per_sm // max(registers, 16))
+        in_flight = threads * 16.0
+        share = min(1.0, in_flight / device.latency_bytes)
+        blocks = parallel if rows else total / 1024
+        return max(0.02, share * min(1.0, blocks / device.sm_count) if blocks < device.sm_count else share)
+
+
+def _itemsize(i: Instruction) -> int:
+    shape = i.result_shapes[0] if i.result_shapes else i.shape
+    return shape.dtype.itemsize if isinstance(shape, Shape) else 4
+
+
+def _ops(i: Instruction) -> tuple[str, float, float]:
+    """(unit, operations of one element, factor for wide types)."""
+    if i.opcode == "reduce":
+        body = i.attrs["to_apply"]
+        return "fp", float(max(1, sum(1 for b in body.instructions if b.operands and b.opcode != "tuple"))), \
+            _width(i.result_shapes[0])
+    row = OPCODES[i.opcode]
+    if row.unit not in UNITS:
+        return "int", 0.0, 1.0
+    return row.unit, row.ops, _width(i.result_shapes[0])
+
+
+def _width(shape: Shape) -> float:
+    return {"f64": 2.0, "c64": 3.0, "c128": 6.0, "s64": 2.0, "u64": 2.0}.get(shape.element_type, 1.0)

@@ -1,0 +1,73 @@
+"""Devices: one row of data each. Every constant that the cost model reads stands here.
+
+Sources: NVIDIA's data sheets and tuning guides (SM counts, clocks, bandwidths, register files), XLA's device description of
+the H200; launch times and cache speeds are round figures of published microbenchmarks. `host` stands for a two-core x86
+server core pair, where a "launch" is a custom call.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlofuse.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Bandwidths in bytes/µs (= MB/s), rates in operations/µs, times in µs, sizes in bytes."""
+
+    name: str
+    dialect: str                 # which text runs on it: "cuda" | "host"
+    arch: str                    # NVRTC's name, "" for the host
+    sm_count: int
+    threads_per_sm: int
+    registers_per_sm: int
+    max_registers: int           # of one thread
+    shared_per_sm: int
+    shared_optin: int            # largest shared memory of one block
+    memory_bytes: int
+    bandwidth: float
+    l2_bandwidth: float
+    l2_bytes: int
+    launch_us: float             # one more kernel in a graph
+    fp32_rate: float
+    int_rate: float
+    special_rate: float          # sin, exp, …
+    div_rate: float
+    fp64_rate: float
+    matmul_rate: float           # multiply-adds * 2 of a library's f32/TF32 matrix product
+    latency_bytes: float         # bytes in flight that saturate the memory (Little's law), per SM
+
+
+def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: float, memory_gb: float, l2_mb: float,
+         *, fp32_per_sm: int = 128, fp64_share: float = 1 / 64, threads: int = 2048, shared_kb: int = 228,
+         optin_kb: int = 227, matmul_tflops: float = 100.0, launch_us: float = 2.2) -> DeviceSpec:
+    rate = sm_count * clock_ghz * 1e3          # SM cycles per µs
+    bandwidth = bandwidth_gbs * 1e3
+    return DeviceSpec(name, "cuda", arch, sm_count, threads, 65536, 255, shared_kb * 1024, optin_kb * 1024,
+                      int(memory_gb * 1e9), bandwidth, 2.5 * bandwidth, int(l2_mb * 1e6), launch_us,
+                      fp32_rate=rate * fp32_per_sm, int_rate=rate * 64, special_rate=rate * 8, div_rate=rate * 8,
+                      fp64_rate=rate * fp32_per_sm * fp64_share, matmul_rate=matmul_tflops * 1e6,
+                      latency_bytes=bandwidth * 0.7 / sm_count)
+
+
+DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
+    _gpu("t4", "sm_75", 40, 1.59, 320, 16, 4, fp32_per_sm=64, fp64_share=1 / 32, threads=1024, shared_kb=64, optin_kb=64,
+         matmul_tflops=8),
+    _gpu("a100", "sm_80", 108, 1.41, 1555, 40, 40, fp32_per_sm=64, fp64_share=1 / 2, shared_kb=164, optin_kb=163,
+         matmul_tflops=120),
+    _gpu("h100", "sm_90", 132, 1.98, 3350, 80, 50, fp64_share=1 / 2, matmul_tflops=400),
+    _gpu("h200", "sm_90", 132, 1.98, 4800, 141, 50, fp64_share=1 / 2, matmul_tflops=400),
+    _gpu("b200", "sm_100", 148, 1.96, 8000, 180, 126, fp64_share=1 / 2, matmul_tflops=900),
+    _gpu("rtx4090", "sm_89", 128, 2.52, 1008, 24, 72, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=80),
+    _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=30),
+    DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 32 << 20, 0.6,
+               fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
+               latency_bytes=64.0),
+)}
+
+
+def find_device(name: str) -> DeviceSpec:
+    """The row of a device; an error that lists the valid names."""
+    if name not in DEVICES:
+        raise UnknownNameError("device", name, list(DEVICES))
+    return DEVICES[name]

@@ -1,0 +1,192 @@
+"""The fusion graph of a computation: vertices to color, and what the cost of a kernel needs to know of each.
+
+A vertex is an instruction (a reduction of several results together with its get-tuple-elements). Free instructions
+(constants, iota, index maps of arrays in memory) have no vertex: they are written at each use. Fixed vertices stand alone:
+library calls, control flow, opaque operations and what no kernel can compute. A reshape that stands alone costs nothing.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hlofuse.codegen.scalar_expr import has_scalar_expr
+from hlofuse.fusion.axes import Axes
+from hlofuse.fusion.plan import reduced_size
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.opcode import OPCODES, Kind
+from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
+
+SHAPE_OPCODES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concatenate", "dynamic-slice",
+                           "dynamic-update-slice", "gather", "copy", "bitcast"})
+FREE_SHAPES = frozenset({"broadcast", "reshape", "transpose"})
+BARRIERS = frozenset({"opt-barrier", "tuple", "get-tuple-element", "parameter", "constant"})
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """`results` are what readers see: the instruction itself, or the get-tuple-elements of a variadic reduction."""
+
+    instruction: Instruction
+    results: tuple[Instruction, ...]
+
+
+class FusionGraph:
+    """Vertices of one computation in post-order, with their edges."""
+
+    def __init__(self, computation: Computation) -> None:
+        self.computation = computation
+        self.axes = Axes(computation.instructions)
+        self.vertices: list[Vertex] = []
+        self.vertex_of: dict[Instruction, int] = {}
+        self.free: set[Instruction] = set()
+        self._collect()
+        n = len(self.vertices)
+        self.operands: list[list[int]] = [[] for _ in range(n)]
+        self.users: list[list[int]] = [[] for _ in range(n)]
+        self.is_output = [False] * n
+        self.is_fixed = [not is_fusible(v.instruction) for v in self.vertices]
+        self.externals: list[tuple[Instruction, ...]] = [()] * n   # arrays in memory that are not vertices
+        self._connect()
+
+    def _collect(self) -> None:
+        demanded = self._demanded()
+        for i in self.computation.instructions:
+            if self._is_free(i):
+                self.free.add(i)
+                if i not in demanded or i.opcode in BARRIERS:
+                    continue
+            elif i.opcode == "get-tuple-element" and i.operands[0].opcode != "reduce":
+                self.free.add(i)   # an element of a tuple in memory
+                continue
+            elif i.opcode == "get-tuple-element":
+                self.vertex_of[i] = self.vertex_of[i.operands[0]]
+                continue
+            elif i.opcode == "tuple":
+                continue
+            self.vertex_of[i] = len(self.vertices)
+            results = self.computation.users[i] if i.opcode == "reduce" and isinstance(i.shape, TupleShape) else (i,)
+            self.vertices.append(Vertex(i, tuple(results)))
+
+    def _demanded(self) -> set[Instruction]:
+        """What must exist in memory: outputs, and operands of what no kernel computes."""
+        found = set(self.computation.outputs)
+        for i in self.computation.instructions:
+            if i.opcode in ("tuple", "get-tuple-element"):
+                if i is not self.computation.root:
+                    found.update(i.operands)
+            elif not is_fusible(i):
+                found.update(i.operands)
+        return found
+
+    def _is_free(self, i: Instruction) -> bool:
+        if i.opcode in ("parameter", "constant"):
+            return True
+        if i.opcode == "iota":
+            return i.element_type in FUSIBLE
+        return i.opcode in FREE_SHAPES and is_fusible(i) and all(o in self.free for o in i.operands)
+
+    def _connect(self) -> None:
+        outputs = set(self.computation.outputs)
+        for v, vertex in enumerate(self.vertices):
+            producers: dict[int, None] = {}
+            arrays: dict[Instruction, None] = {}
+            for operand in self._reads(vertex.instruction):
+                u = self.vertex_of.get(operand)
+                if u is None or operand in self.free:
+                    arrays[operand] = None
+                elif u != v:
+                    producers[u] = None
+            self.operands[v] = list(producers)
+            self.externals[v] = tuple(arrays)
+            for u in producers:
+                self.users[u].append(v)
+            self.is_output[v] = any(r in outputs for r in vertex.results)
+        for i in self.computation.instructions:   # a tuple that is not the root keeps its operands in memory
+            if i.opcode == "tuple" and i is not self.computation.root:
+                for o in i.operands:
+                    if o in self.vertex_of:
+                        self.is_output[self.vertex_of[o]] = True
+        for v, vertex in enumerate(self.vertices):
+            if vertex.instruction in self.free:
+                self.is_output[v] = True
+
+    def _reads(self, instruction: Instruction) -> list[Instruction]:
+        """The vertices' results and the arrays that an instruction reads, through what is free."""
+        found: dict[Instruction, None] = {}
+        stack = list(reversed(instruction.operands))
+        while stack:
+            operand = stack.pop()
+            if operand.opcode == "tuple":
+                stack.extend(reversed(operand.operands))
+            elif operand in self.free and operand.opcode in FREE_SHAPES:
+                stack.extend(operand.operands)
+            elif operand.opcode not in ("constant", "iota"):
+                found[operand] = None
+            elif operand.opcode == "constant" and operand.array.rank and not _is_splat(operand):
+                found[operand] = None
+        return list(found)
+
+
+def _is_splat(constant: Instruction) -> bool:
+    from hlofuse.codegen.values import splat_literal
+
+    return splat_literal(constant) is not None
+
+
+def is_fusible(i: Instruction) -> bool:
+    """Whether a generated kernel can compute this instruction."""
+    shapes = [i.shape, *(o.shape for o in i.operands)]
+    if i.opcode == "reduce":
+        return _is_fusible_reduction(i)
+    if not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in shapes):
+        return False
+    if i.opcode in SHAPE_OPCODES or i.opcode == "iota":
+        return i.opcode != "gather" or _is_plain_gather(i)
+    if i.opcode in ("parameter", "constant"):
+        return True
+    return OPCODES[i.opcode].kind is Kind.ELEMENTWISE and has_scalar_expr(i)
+
+
+def _is_plain_gather(i: Instruction) -> bool:
+    return i.operands[1].element_type not in ("f32", "f64")
+
+
+def _is_fusible_reduction(i: Instruction) -> bool:
+    arrays = [*i.result_shapes, *(o.shape for o in i.operands)]
+    if len(i.operands) > 4 or not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in arrays):
+        return False
+    body = i.attrs["to_apply"]
+    scalar = all(b.opcode in ("parameter", "tuple") or (b.opcode == "constant" and not b.dims) or
+                 (OPCODES[b.opcode].kind is Kind.ELEMENTWISE and has_scalar_expr(b)) for b in body.instructions)
+    return scalar and reduced_size(i) > 0
+
+
+def conflicting_reductions(u: Instruction, v: Instruction, axes: Axes) -> bool:
+    """Two large reductions of different axes: no kernel form runs both."""
+    from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION
+
+    if u.opcode != "reduce" or v.opcode != "reduce":
+        return False
+    a, b = reduced_size(u), reduced_size(v)
+    if min(a, b) <= INLINE_REDUCTION or (min(a, b) <= NESTED_REDUCTION):
+        return False
+    return reduced_mask(u, axes) != reduced_mask(v, axes)
+
+
+def reduced_mask(reduction: Instruction, axes: Axes) -> int:
+    return axes.mask(reduction.operands[0]) & ~axes.mask(reduction)
+
+
+def size_of_mask(mask: int, axes: Axes) -> int:
+    """The number of points that a set of atoms spans."""
+    size, atom = 1, 0
+    while mask:
+        if mask & 1:
+            size *= axes.size(atom)
+        mask >>= 1
+        atom += 1
+    return size
+
+
+def bytes_of(instructions: Sequence[Instruction]) -> int:
+    return sum(i.shape.byte_size for i in instructions)

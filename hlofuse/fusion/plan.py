@@ -1,0 +1,218 @@
+"""The plan of one cluster: which loops a kernel runs and which reductions it schedules.
+
+A cluster is a computation: its parameters are read from memory, its outputs written. The plan names the *domain* D (the
+axes that the kernel iterates over), splits it into parallel axes P and reduced axes R, orders them by how memory is laid
+out, and gives each scheduled reduction its level (the number of scheduled reductions below it). What is not aligned with
+the domain is computed where it is read. A cluster without a plan is refused with a reason.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hlofuse.codegen.index_map import Index, delinearize, linearize
+from hlofuse.fusion.axes import Axes
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.shape import Shape
+
+INLINE_REDUCTION = 32        # a reduction of at most so many elements is a loop inside the thread that reads it
+NESTED_REDUCTION = 1024      # so is one of at most so many inside a scheduled reduction of other axes
+AXIS_NAMES = ("i", "j", "k", "m", "n", "p", "q", "r", "s", "t", "u", "w")
+
+
+class Refusal(Exception):
+    """Why instructions cannot share a kernel: `rule` is one of the five legality rules, the message has the numbers."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop of the domain: atoms that every value of the cluster keeps together."""
+
+    name: str
+    size: int
+    reduced: bool
+    atoms: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions."""
+
+    computation: Computation
+    analysis: Axes
+    axes: tuple[Axis, ...]
+    levels: Mapping[Instruction, int]
+    staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
+
+    @property
+    def parallel(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if not a.reduced)
+
+    @property
+    def reduced(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.reduced)
+
+    @property
+    def lanes_reduced(self) -> bool:
+        """Whether neighboring elements belong to one reduction (a row) and not to neighboring ones (columns)."""
+        return bool(self.levels) and bool(self.axes) and self.axes[-1].reduced
+
+    @cached_property
+    def domain_mask(self) -> int:
+        return sum(1 << atom for axis in self.axes for atom in axis.atoms)
+
+    @cached_property
+    def parallel_mask(self) -> int:
+        return sum(1 << atom for axis in self.parallel for atom in axis.atoms)
+
+    def canonical(self, instruction: Instruction, where: Mapping[str, Index]) -> tuple[Index, ...]:
+        """The indices of an aligned value, given the index of every axis."""
+        atom_index = self._atom_index(where)
+        size = self.analysis.size
+        return tuple(linearize([atom_index[a] for a in dim], [size(a) for a in dim])
+                     for dim in self.analysis.dims(instruction))
+
+    def _atom_index(self, where: Mapping[str, Index]) -> dict[int, Index]:
+        found: dict[int, Index] = {}
+        for axis in self.axes:
+            sizes = [self.analysis.size(a) for a in axis.atoms]
+            found.update(zip(axis.atoms, delinearize(where[axis.name], sizes), strict=True))
+        return found
+
+
+def make_plan(computation: Computation) -> Plan:
+    """The plan of a cluster; `Refusal` where there is none."""
+    instructions = computation.instructions
+    analysis = Axes(instructions)
+    masks = {i: analysis.mask(i) for i in instructions}
+    outputs = computation.outputs
+    scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
+    parallel = domain & ~reduced
+    for output in outputs:
+        mask = masks[output]
+        if mask not in (domain, parallel):
+            raise Refusal("shape", f"{output!r} covers other axes than the kernel's domain")
+    levels = _levels(instructions, scheduled)
+    order = _order(computation, analysis, masks, domain, reduced, scheduled)
+    axes = _merge(instructions, analysis, masks, order, reduced)
+    staged = _staged(computation, analysis, masks, domain, axes) if not scheduled else ()
+    return Plan(computation, analysis, axes, levels, staged)
+
+
+def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
+              outputs: Sequence[Instruction]) -> tuple[list[Instruction], int, int]:
+    """The reductions to schedule, the domain and its reduced atoms."""
+    reductions = [i for i in instructions if i.opcode == "reduce"]
+    large = [i for i in reductions if reduced_size(i) > INLINE_REDUCTION]
+    if not large:
+        domains = {masks[o] for o in outputs}
+        if len(domains) != 1:
+            raise Refusal("shape", "outputs of different domains")
+        return [], domains.pop(), 0
+    main = large[-1]
+    domain = masks[main.operands[0]]
+    reduced = domain & ~_result_mask(main, analysis)
+    scheduled = []
+    for i in large:
+        operand = masks[i.operands[0]]
+        if operand == domain and operand & ~_result_mask(i, analysis) == reduced:
+            scheduled.append(i)
+        elif reduced_size(i) > NESTED_REDUCTION:
+            raise Refusal("producer-consumer", f"{i!r} reduces other axes than {main!r}")
+    return scheduled, domain, reduced
+
+
+def reduced_size(reduction: Instruction) -> int:
+    """How many elements each result of a reduction folds."""
+    dims = reduction.operands[0].dims
+    return math.prod(dims[d] for d in reduction.attrs["dimensions"])
+
+
+def _result_mask(reduction: Instruction, analysis: Axes) -> int:
+    return analysis.mask(reduction)
+
+
+def _levels(instructions: Sequence[Instruction], scheduled: Sequence[Instruction]) -> dict[Instruction, int]:
+    below: dict[Instruction, int] = {}
+    levels: dict[Instruction, int] = {}
+    chosen = set(scheduled)
+    for i in instructions:
+        level = max((below[o] for o in i.operands), default=0)
+        if i in chosen:
+            levels[i] = level
+            level += 1
+        below[i] = level
+    return levels
+
+
+def _order(computation: Computation, analysis: Axes, masks: Mapping[Instruction, int], domain: int, reduced: int,
+           scheduled: Sequence[Instruction]) -> tuple[int, ...]:
+    """The domain's atoms, outermost loop first: the parallel ones by the layout of the widest array, the lanes' axis last."""
+    arrays = [*computation.parameters, *computation.outputs]
+    whole = [i for i in arrays if isinstance(i.shape, Shape) and masks[i] == domain]
+    if not scheduled:
+        return analysis.atoms(computation.outputs[0])
+    if whole:
+        layout = analysis.atoms(max(whole, key=lambda i: i.shape.byte_size))
+    else:
+        layout = analysis.atoms(scheduled[0].operands[0])
+    if not layout:
+        return ()
+    inside = [a for a in layout if (reduced >> a & 1) == (reduced >> layout[-1] & 1)]
+    outside = [a for a in layout if a not in inside]
+    return (*outside, *inside)
+
+
+def _merge(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
+           order: Sequence[int], reduced: int) -> tuple[Axis, ...]:
+    """Atoms that every value which has one of them holds side by side become one axis."""
+    sequences = [analysis.atoms(i) for i in instructions if isinstance(i.shape, Shape) or i.opcode == "reduce"]
+    runs: list[list[int]] = []
+    for atom in order:
+        if runs and (reduced >> runs[-1][-1] & 1) == (reduced >> atom & 1) and _adjacent(sequences, runs[-1][-1], atom):
+            runs[-1].append(atom)
+        else:
+            runs.append([atom])
+    return tuple(Axis(_axis_name(n), math.prod(analysis.size(a) for a in run), bool(reduced >> run[0] & 1), tuple(run))
+                 for n, run in enumerate(runs))
+
+
+def _axis_name(position: int) -> str:
+    return AXIS_NAMES[position] if position < len(AXIS_NAMES) else f"axis{position}"
+
+
+def _adjacent(sequences: Sequence[tuple[int, ...]], first: int, second: int) -> bool:
+    for atoms in sequences:
+        has_first, has_second = first in atoms, second in atoms
+        if has_first != has_second:
+            return False
+        if has_first and atoms.index(second) != atoms.index(first) + 1:
+            return False
+    return True
+
+
+def _staged(computation: Computation, analysis: Axes, masks: Mapping[Instruction, int], domain: int,
+            axes: Sequence[Axis]) -> tuple[Instruction, ...]:
+    """Parameters over the whole domain whose neighbors in memory are not neighbors in the innermost loop."""
+    if not axes or any((i, k) in analysis.shifted for i in computation.instructions for k in range(len(i.operands))):
+        return ()
+    inner = axes[-1].atoms[-1]
+    found = []
+    across: int | None = None
+    for p in computation.parameters:
+        if not isinstance(p.shape, Shape) or masks[p] != domain:
+            continue
+        last = analysis.atoms(p)[-1]
+        if last == inner:
+            continue
+        if across is None:
+            across = last
+        if last == across and analysis.size(last) >= 8 and analysis.size(inner) >= 8:
+            found.append(p)
+    return tuple(found)

@@ -1,0 +1,151 @@
+"""Runs a fused module inside JAX's own runtime: each cluster one custom call, everything else its JAX meaning.
+
+The executable is a traceable JAX function, used while JAX lowers. A cluster whose kernel cannot be built runs as its JAX
+meaning too, with one warning that names it; `HLOFUSE_STRICT=1` makes that an error.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from hlofuse.codegen.dialect import HOST
+from hlofuse.codegen.kernel import KernelText, write_kernel
+from hlofuse.config import is_strict
+from hlofuse.errors import HlofuseError, HlofuseWarning
+from hlofuse.frontend import jaxpr_compat as compat
+from hlofuse.fusion.fuse import deep_recursion
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.shape import Shape
+from hlofuse.hlo.to_jax import evaluate_computation, evaluate_instruction
+from hlofuse.runtime.host_compiler import HostSource, LoadedKernel, build_host_kernels, find_compiler
+from hlofuse.runtime.kernel_cache import default_cache
+from hlofuse.runtime.shim import call_kernel, register_kernel, shim_available
+
+TASK_WORK = 40_000      # operations that are worth a task of their own
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """A loaded kernel and how to call it."""
+
+    text: KernelText
+    key: int
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What `Compiled.kernels` shows of a cluster."""
+
+    name: str
+    form: str
+    sources: dict[str, str]
+    launch: dict[str, tuple[int, int]]
+    registers: int
+    shared_bytes: int
+
+
+class Executable:
+    """A compiled program. Call it with flat operands while JAX traces; it returns the flat results."""
+
+    def __init__(self, compilation: Any, built: dict[Instruction, HostKernel]) -> None:
+        self.compilation = compilation
+        self.built = built
+
+    def __call__(self, *operands: Any, donated: frozenset[int] = frozenset()) -> list[Any]:
+        entry: Computation = self.compilation.fused.entry
+        arguments = [compat.physical_value(x) for x in (*operands, *self.compilation.consts)]
+        values: dict[Instruction, Any] = dict(zip(entry.parameters, arguments, strict=True))
+        free = {entry.parameters[n] for n in donated}
+        last_read = _last_reads(entry)
+        for i in entry.instructions:
+            if i in values:
+                continue
+            inputs = [values[o] for o in i.operands]
+            kernel = self.built.get(i)
+            if kernel is not None:
+                values[i] = _call(i, kernel, inputs, free, last_read)
+            elif i.opcode == "fusion":
+                results = evaluate_computation(i.attrs["calls"], inputs)
+                values[i] = results[0] if isinstance(i.shape, Shape) else tuple(results)
+            else:
+                values[i] = evaluate_instruction(i, inputs)
+        return [values[o] for o in entry.outputs]
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        found = []
+        for c in self.compilation.clusters:
+            if c.plan is not None:
+                code = c.kernel
+                found.append(KernelInfo(c.name, c.form, code.sources, code.launch, c.cost.registers, code.shared_bytes))
+        return tuple(found)
+
+    def explain(self) -> str:
+        return self.compilation.explain()
+
+
+def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
+    last: dict[Instruction, Instruction] = {}
+    for i in entry.instructions:
+        for o in i.operands:
+            last[o] = i
+    return last
+
+
+def _call(i: Instruction, kernel: HostKernel, inputs: Sequence[Any], free: set[Instruction],
+          last_read: dict[Instruction, Instruction]) -> Any:
+    """One custom call; donated operands that the kernel reads last give their memory to a result."""
+    vma = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in inputs))
+    results = [*i.result_shapes, *kernel.text.scratch]
+    avals = [jax.ShapeDtypeStruct(s.dims, s.dtype, **({"vma": vma} if vma else {})) for s in results]
+    aliases: dict[int, int] = {}
+    for operand, result in kernel.text.aliases.items():
+        source = i.operands[operand]
+        if source in free and last_read[source] is i and result not in aliases.values():
+            aliases[operand] = result
+    outputs = call_kernel(avals, inputs, kernel.key, aliases, kernel.text.symbol)[:len(i.result_shapes)]
+    return outputs[0] if isinstance(i.shape, Shape) else tuple(outputs)
+
+
+def build_executable(compilation: Any, platform: str) -> Executable:
+    """Builds and loads the kernels of a compilation for this machine's CPU."""
+    texts: dict[Instruction, KernelText] = {}
+    for c in compilation.clusters:
+        if c.plan is not None:
+            texts[c.instruction] = c.text if c.device.dialect == "host" else _host_text(c)
+    if platform != "cpu" or not texts:
+        return Executable(compilation, {})
+    reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
+    if reason is not None:
+        _complain("toolchain", f"{len(texts)} kernels run as plain JAX: {reason}")
+        return Executable(compilation, {})
+    sources = [HostSource(t.symbol, t.text) for t in texts.values()]
+    loaded = build_host_kernels(sources, HOST.prelude, default_cache())
+    built: dict[Instruction, HostKernel] = {}
+    for instruction, text in texts.items():
+        kernel = loaded[text.symbol]
+        if not isinstance(kernel, LoadedKernel):
+            _complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
+            continue
+        key = int(text.digest[:16], 16)
+        register_kernel(key, kernel.address, text.blocks, max(1, TASK_WORK // text.work), text.counters)
+        built[instruction] = HostKernel(text, key)
+    return Executable(compilation, built)
+
+
+def _host_text(cluster: Any) -> KernelText:
+    with deep_recursion():
+        return write_kernel(cluster.plan, HOST, cluster.name)
+
+
+def _complain(key: str, message: str) -> None:
+    if is_strict():
+        raise HlofuseError(message)
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, HlofuseWarning, stacklevel=2)

@@ -1,0 +1,325 @@
+"""Colorings of random graphs: legal by independent checks, never worse than greedy, close to the exact optimum."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_fusion import RandomProblem, random_problem
+
+from hlofuse.fusion.coloring import METHODS, MIN_GAIN, color_graph
+from hlofuse.fusion.edge_decisions import explain_edges
+from hlofuse.fusion.exact import MAX_VERTICES, TooLargeError
+from hlofuse.fusion.moves import MOVES
+from hlofuse.fusion.partition import Coloring
+from hlofuse.fusion.problem import CostMemo
+from hlofuse.fusion.quotient_order import QuotientOrder
+
+FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def problems(draw: st.DrawFn, max_vertices: int = 40) -> RandomProblem:
+    n = draw(st.integers(1, max_vertices))
+    return random_problem(
+        draw(st.integers(0, 10**6)),
+        n,
+        conflict=draw(st.sampled_from([0.0, 0.1, 0.4])),
+        clonable=draw(st.sampled_from([0.0, 0.4, 1.0])),
+        fixed=draw(st.sampled_from([0.0, 0.1])),
+        window=draw(st.sampled_from([2, 4, 12])),
+        max_members=draw(st.sampled_from([4, 1000])),
+    )
+
+
+def chain(*sizes: float, **changes: object) -> RandomProblem:
+    """v0 -> v1 -> …, each written value of the given size, reading a parameter of size 4 at the start."""
+    n = len(sizes)
+    problem = RandomProblem(
+        num_vertices=n,
+        operands=[[v - 1] if v else [] for v in range(n)],
+        users=[[v + 1] if v + 1 < n else [] for v in range(n)],
+        is_output=[v == n - 1 for v in range(n)],
+        is_fixed=[False] * n,
+        is_clonable=[False] * n,
+        shared_inputs=[],
+        size=list(sizes),
+        work=[0.01] * n,
+        inputs=[[0] if v == 0 else [] for v in range(n)],
+        input_size=[4.0],
+        conflicts=set(),
+        shape=[0] * n,
+    )
+    return replace(problem, **changes)
+
+
+def diamond(**changes: object) -> RandomProblem:
+    """v0 feeds v1 and v2, which feed v3."""
+    return replace(
+        chain(4.0, 4.0, 4.0, 4.0), operands=[[], [0], [0], [1, 2]], users=[[1, 2], [3], [3], []], **changes
+    )
+
+
+def check_by_running(problem: RandomProblem, coloring: Coloring) -> None:
+    """Run the launches in order, knowing only members and outputs: every read must have been written before."""
+    in_memory: set[int] = set()
+    computed: dict[int, int] = {}
+    for launch in coloring.launches:
+        for kernel in launch:
+            held: set[int] = set()
+            for v in sorted(kernel.members):
+                for u in problem.operands[v]:
+                    assert u in held or u in in_memory, f"vertex {v} reads {u}, which nobody has written yet"
+                held.add(v)
+                computed[v] = computed.get(v, 0) + 1
+            assert kernel.outputs <= held
+            assert problem.kernel_cost(kernel.members, kernel.outputs) == pytest.approx(kernel.cost)
+            for u in kernel.members:
+                assert not any(problem.conflict(u, v) for v in kernel.members)
+                assert len(kernel.members) == 1 or not problem.is_fixed[u]
+        # Segments of one launch run side by side: what they write can be read only afterwards.
+        for kernel in launch:
+            assert not kernel.outputs & in_memory, "two kernels write the same vertex"
+            in_memory |= kernel.outputs
+    assert all(v in in_memory for v in range(problem.num_vertices) if problem.is_output[v])
+    assert all(problem.is_clonable[v] or count == 1 for v, count in computed.items())
+    read = {u for k in coloring.kernels for v in k.members for u in problem.operands[v] if u not in k.members}
+    assert in_memory == read | {v for v in range(problem.num_vertices) if problem.is_output[v]}
+
+
+@pytest.mark.parametrize("method", ["coloring", "greedy", "none"])
+@FEW
+@given(problem=problems())
+def test_colorings_are_legal(method: str, problem: RandomProblem) -> None:
+    coloring = color_graph(problem, method)
+    coloring.validate()
+    check_by_running(problem, coloring)
+
+
+@FEW
+@given(problem=problems())
+def test_coloring_is_never_worse_than_greedy(problem: RandomProblem) -> None:
+    coloring, greedy, none = (color_graph(problem, m) for m in ("coloring", "greedy", "none"))
+    assert coloring.predicted_cost <= greedy.predicted_cost + 1e-9
+    assert greedy.predicted_cost <= none.predicted_cost + 1e-9
+
+
+@FEW
+@given(problem=problems(max_vertices=8))
+def test_exact_is_legal_and_a_lower_bound(problem: RandomProblem) -> None:
+    exact = color_graph(problem, "exact")
+    check_by_running(problem, exact)
+    assert exact.statistics.optimal_over in ("clones", "partitions")
+    if exact.statistics.optimal_over == "clones" or not any(problem.is_clonable):
+        assert exact.total_cost <= color_graph(problem).total_cost + 1e-9
+
+
+@pytest.mark.parametrize("n", range(3, 7))
+def test_exact_agrees_with_trying_all_partitions(n: int) -> None:
+    for seed in range(6):
+        problem = random_problem(seed, n, clonable=0.0, conflict=0.2)
+        assert color_graph(problem, "exact").total_cost == pytest.approx(cheapest_partition(problem))
+
+
+def cheapest_partition(problem: RandomProblem) -> float:
+    best = float("inf")
+
+    def place(v: int, groups: list[list[int]]) -> None:
+        nonlocal best
+        if v == problem.num_vertices:
+            try:
+                coloring = Coloring(CostMemo(problem), [frozenset(g) for g in groups])
+                check_by_running(problem, coloring)
+            except (AssertionError, ValueError):
+                return
+            best = min(best, coloring.total_cost)
+            return
+        for group in groups:
+            group.append(v)
+            place(v + 1, groups)
+            group.pop()
+        place(v + 1, [*groups, [v]])
+
+    place(0, [])
+    return best
+
+
+@pytest.mark.parametrize("clonable", [0.0, 0.5])
+def test_coloring_is_near_the_optimum(clonable: float) -> None:
+    ratios, greedy = [], []
+    for seed in range(40):
+        problem = random_problem(seed, 6 + seed % 5, clonable=clonable)
+        exact = color_graph(problem, "exact").total_cost
+        ratios.append(color_graph(problem).total_cost / exact)
+        greedy.append(color_graph(problem, "greedy").total_cost / exact)
+    assert statistics.mean(ratios) <= 1.01, f"mean {statistics.mean(ratios):.4f}, max {max(ratios):.3f}"
+    assert max(ratios) <= 1.15
+    assert statistics.mean(greedy) > statistics.mean(ratios), "graphs this easy show nothing"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_graph_gives_the_same_kernels(method: str) -> None:
+    first, second = (color_graph(random_problem(5, 12), method) for _ in range(2))
+    assert first.launches == second.launches
+
+
+def test_a_chain_becomes_one_kernel_that_writes_its_output() -> None:
+    (kernel,) = color_graph(chain(16.0, 16.0, 16.0)).kernels
+    assert kernel.members == {0, 1, 2}
+    assert kernel.outputs == {2}
+
+
+def test_a_producer_is_cloned_when_its_readers_cannot_be_joined() -> None:
+    problem = diamond(conflicts={(1, 2)}, is_clonable=[True, False, False, False])
+    coloring = color_graph(problem)
+    assert coloring.owner_of(0) is None
+    assert sum(0 in k.members for k in coloring.kernels) == 2
+    decisions = {(d.producer, d.consumer): d for d in explain_edges(coloring)}
+    assert decisions[0, 1].status == decisions[0, 2].status == "cloned"
+
+
+def test_without_clones_the_producer_is_written() -> None:
+    coloring = color_graph(diamond(conflicts={(1, 2)}))
+    assert coloring.owner_of(0) is not None
+
+
+def test_fixed_vertices_stand_alone() -> None:
+    coloring = color_graph(chain(4.0, 4.0, 4.0, is_fixed=[False, True, False], is_clonable=[True, True, True]))
+    assert sorted(map(sorted, (k.members for k in coloring.kernels))) == [[0], [1], [2]]
+    assert [d.reason for d in explain_edges(coloring)] == ["fixed", "fixed"]
+
+
+def test_edges_name_the_reason_they_are_separate() -> None:
+    conflict = explain_edges(color_graph(chain(4.0, 4.0, conflicts={(0, 1)})))[0]
+    assert (conflict.status, conflict.reason, conflict.conflict) == ("separate", "conflict", (0, 1))
+
+    no_plan = explain_edges(color_graph(chain(4.0, 4.0, max_members=1)))[0]
+    assert no_plan.reason == "no plan"
+
+    # Work beyond the bandwidth: alone, v0 hides its work behind its bytes; together they save nothing.
+    no_gain = explain_edges(color_graph(chain(4.0, 4.0), min_gain=100.0))[0]
+    assert no_gain.reason == "no gain"
+    assert no_gain.delta is not None and no_gain.delta < 0
+
+    # v0 -> v1 (fixed) -> v2 and v0 -> v2: v0 and v2 cannot be one kernel around v1.
+    around = replace(
+        chain(4.0, 4.0, 4.0, is_fixed=[False, True, False]), operands=[[], [0], [0, 1]], users=[[1, 2], [2], []]
+    )
+    cycle = {(d.producer, d.consumer): d for d in explain_edges(color_graph(around))}[0, 2]
+    assert (cycle.reason, cycle.path) == ("cycle", (0, 1))
+
+
+@FEW
+@given(problem=problems())
+def test_every_edge_is_explained(problem: RandomProblem) -> None:
+    coloring = color_graph(problem)
+    decisions = explain_edges(coloring)
+    assert [(d.producer, d.consumer) for d in decisions] == [
+        (u, v) for v in range(problem.num_vertices) for u in sorted(problem.operands[v])
+    ]
+    for d in decisions:
+        together = all(d.producer in k.members for k in coloring.kernels if d.consumer in k.members)
+        assert (d.status == "separate") == (not together)
+        assert (d.reason is None) == together
+        if d.reason == "conflict":
+            assert d.conflict is not None and problem.conflict(*d.conflict)
+
+
+def test_packing_joins_independent_kernels_of_one_shape() -> None:
+    apart = replace(chain(4.0, 4.0, 4.0), operands=[[], [], []], users=[[], [], []], is_output=[True] * 3)
+    apart = replace(apart, conflicts={(0, 1), (0, 2), (1, 2)}, shape=[0, 1, 0])
+    coloring = color_graph(apart)
+    assert sorted(sorted(min(k.members) for k in launch) for launch in coloring.launches) == [[0, 2], [1]]
+    assert coloring.predicted_cost == pytest.approx(coloring.total_cost - apart.launch_cost)
+
+
+def test_packing_never_joins_a_producer_with_its_reader() -> None:
+    coloring = color_graph(chain(4.0, 4.0, conflicts={(0, 1)}))
+    assert [len(launch) for launch in coloring.launches] == [1, 1]
+
+
+@FEW
+@given(problem=problems(max_vertices=25), picks=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=40))
+def test_any_sequence_of_steps_keeps_the_invariant(problem: RandomProblem, picks: list[tuple[int, int]]) -> None:
+    """Steps that do not pay, too: the delta is the change of the total, and a refused step changes nothing."""
+    coloring = Coloring(CostMemo(problem))
+    kinds = list(MOVES.values())
+    for a, b in picks:
+        v = a % problem.num_vertices
+        if problem.is_fixed[v] or not coloring.copies[v]:
+            continue
+        steps = list(kinds[b % len(kinds)](coloring, v))
+        if b % 3 == 0:
+            k = coloring.home(b % problem.num_vertices)
+            if not coloring.is_fixed(k) and not coloring.memo.first_conflict(
+                coloring.members[coloring.home(v)], coloring.members[k]
+            ):
+                if k != coloring.home(v):
+                    coloring.join(coloring.home(v), k)
+        elif steps:
+            before = coloring.total_cost
+            change = coloring.propose(steps[b % len(steps)])
+            if change is not None:
+                done = coloring.apply(change)
+                assert coloring.total_cost == pytest.approx(before + (change.delta if done else 0.0))
+        coloring.validate()
+    check_by_running(problem, coloring)
+
+
+@FEW
+@given(
+    edges=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), max_size=40),
+    joins=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), max_size=14),
+)
+def test_contraction_refuses_exactly_the_cycles(edges: list[tuple[int, int]], joins: list[tuple[int, int]]) -> None:
+    links = {(min(e), max(e)) for e in edges if e[0] != e[1]}
+    order = QuotientOrder({k: [a for a, b in links if b == k] for k in range(15)})
+    name = list(range(15))
+    for a, b in joins:
+        a, b = name[a], name[b]
+        if a == b:
+            continue
+        merged = [a if k == b else k for k in name]
+        legal = is_acyclic({(merged[u], merged[v]) for u, v in links if merged[u] != merged[v]})
+        assert order.has_long_path(a, b) == (not legal) == bool(order.long_path(a, b))
+        assert order.contract(a, b) == legal
+        if legal:
+            name = merged
+        assert all(order.position[p] < order.position[k] for k, ps in order.preds.items() for p in ps)
+        assert {(p, k) for k, ps in order.preds.items() for p in ps} == {
+            (name[u], name[v]) for u, v in links if name[u] != name[v]
+        }
+
+
+def is_acyclic(links: set[tuple[int, int]]) -> bool:
+    while links:
+        targets = {b for _, b in links}
+        inner = {(a, b) for a, b in links if a in targets}
+        if len(inner) == len(links):
+            return False
+        links = inner
+    return True
+
+
+def test_bad_requests_are_refused_with_the_valid_choices() -> None:
+    with pytest.raises(ValueError, match="valid methods: coloring, greedy, none, exact"):
+        color_graph(chain(4.0), "colouring")
+    with pytest.raises(TooLargeError, match=f"at most {MAX_VERTICES} vertices, this graph has 20"):
+        color_graph(random_problem(0, 20), "exact")
+
+
+def test_an_empty_graph_has_no_kernels() -> None:
+    for method in METHODS:
+        assert color_graph(chain(), method).launches == ()
+
+
+def test_statistics_tell_which_start_won() -> None:
+    coloring = color_graph(random_problem(3, 60, window=8))
+    found = coloring.statistics
+    assert found.winner in found.starts
+    assert all(after <= before + 1e-9 for before, after in found.starts.values())
+    assert found.evaluations > 0
+    assert MIN_GAIN > 0
