@@ -132,7 +132,9 @@ def expanded(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instru
         return None
     new: dict[Instruction, Instruction] = dict(zip(module.entry.parameters, operands, strict=True))
     for i in module.entry.instructions:
-        if i not in new:
+        if _is_sharding(i):
+            new[i] = new[i.operands[0]]
+        elif i not in new:
             new[i] = Instruction(i.opcode, i.shape, tuple(new[o] for o in i.operands), i.attrs, "", scope.metadata)
     return [new[output] for output in module.entry.outputs]
 
@@ -142,8 +144,13 @@ def _expansion(eqn: Any) -> Module | None:
         module = parse_module(compat.lowered_text(eqn))
     except HlofuseError:
         return None
-    opcodes = {i.opcode for c in module.computations for i in c.instructions}
-    return None if "custom-call" in opcodes else module
+    calls = [i for c in module.computations for i in c.instructions if i.opcode == "custom-call"]
+    return module if all(_is_sharding(i) and i in module.entry.users for i in calls) else None
+
+
+def _is_sharding(instruction: Instruction) -> bool:
+    """JAX's note on how a value is distributed, which is its operand."""
+    return instruction.opcode == "custom-call" and instruction.attrs["custom_call_target"] == "Sharding"
 
 
 def expanded_if_complex(opcode: str) -> Rule:

@@ -44,6 +44,17 @@ class CostEstimate:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
+@dataclass(frozen=True)
+class _KernelShape:
+    """`passes` over the domain; `kept`: what a row reads stays with its block; `cached`: it stays in the L2 cache."""
+
+    passes: int
+    threads: float
+    partial_bytes: int
+    kept: bool
+    cached: bool
+
+
 class KernelCosts:
     """Costs and legality of sets of vertices of one graph on one device; a `FusionProblem` for the coloring."""
 
@@ -254,45 +265,83 @@ class KernelCosts:
                 if axes_mask >> inner & 1:
                     penalty = 1.15
         moved += sum(self._bytes[v] for v in outs)
-        partial = self._partial_bytes(scheduled, domain, reduced, total)
+        shape = self._shape(order, chosen, outs, scheduled, domain, reduced, inner)
+        partial = shape.partial_bytes
         moved += 2 * partial
+        again = self._reread_bytes(sites, chosen, domain) * (shape.passes - 1)
+        cached_us = 0.0
+        if again and not shape.kept:
+            if shape.cached:
+                cached_us = again / device.l2_bandwidth
+            else:
+                moved += again
         rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate, "div": device.div_rate}
         compute = max(work[u] / rates[u] for u in UNITS)
         registers = self._registers(order, sites)
-        parallel = self._mask_size(domain & ~reduced) if scheduled and not partial else total
-        memory = moved / device.bandwidth * penalty / self._efficiency(registers, parallel, total, bool(scheduled))
+        memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
         return CostEstimate(device.launch_us + max(compute, memory) + 0.15 * min(compute, memory), device.launch_us, compute,
                             memory, int(moved), sum(work.values()), registers, partial, work)
+
+    def _shape(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
+               reduced: int, inner: int) -> _KernelShape:
+        """How the loops of a kernel lie on the device: passes over the domain, threads, what a split leaves behind."""
+        total = self._mask_size(domain)
+        if not scheduled:
+            return _KernelShape(1, total / 4, 0, True, True)
+        device, rows_of = self.device, set(scheduled)
+        below: dict[int, int] = {}
+        deepest = 0
+        for v in order:
+            level = max((below[u] for u in self.operands[v] if u in chosen), default=0)
+            if v in rows_of:
+                deepest = max(deepest, level)
+                level += 1
+            below[v] = level
+        last = max([deepest, *(below[v] for v in outs if self._mask[v] == domain)])
+        rows = max(1, self._mask_size(domain & ~reduced))
+        length = max(1, total // rows)
+        is_row = inner >= 0 and bool(reduced >> inner & 1)
+        width = 1 if is_row else min(128, rows)
+        working = length * width * 4
+        items = -(-rows // width)
+        threads = rows * min(1024.0, max(32.0, length / 4)) if is_row else float(rows)
+        chunks = 1
+        if last == 0 and (rows < 264 or not is_row) and total >= 1 << 14:
+            wanted = 1024 // rows if is_row else -(-8 * device.sm_count // items)
+            chunks = max(1, min(wanted, total // items // 4096, 65536 // (4 * width) if not is_row else 1024))
+        kept = working <= 64 * 1024 and is_row
+        active = min(items, device.sm_count * 4)
+        return _KernelShape(last + 1, threads * chunks, 4 * len(scheduled) * rows * chunks if chunks > 1 else 0, kept,
+                            active * working <= device.l2_bytes // 2)
+
+    def _reread_bytes(self, sites: dict[int | Instruction, dict[int, int]], chosen: set[int], domain: int) -> int:
+        """What each further pass over the domain reads again."""
+        total = 0
+        for source in sites:
+            if isinstance(source, int):
+                if source not in chosen and self._mask[source] == domain:
+                    total += self._bytes[source]
+            elif self.graph.axes.mask(source) == domain:
+                total += source.shape.byte_size
+        return total
 
     def _lane_atom(self, outs: Sequence[int], scheduled: Sequence[int]) -> int:
         if scheduled:
             return self._inner_atom(self.graph.vertices[scheduled[0]].instruction.operands[0])
         return self._inner[outs[0]]
 
-    def _partial_bytes(self, scheduled: Sequence[int], domain: int, reduced: int, total: int) -> int:
-        """What a reduction that is split over blocks leaves in memory before the last block folds it."""
-        if not scheduled:
-            return 0
-        rows = self._mask_size(domain & ~reduced)
-        if rows >= 2 * self.device.sm_count * 64 or self.device.dialect == "host" and rows >= 8:
-            return 0
-        blocks = min(1024, max(1, total // 65536))
-        return 4 * len(scheduled) * min(rows * blocks, total // 64)
-
     def _registers(self, order: Sequence[int], sites: dict[int | Instruction, dict[int, int]]) -> int:
         arrays = sum(1 for s in sites if not isinstance(s, int))
         return 18 + 2 * arrays + min(200, len(order) // 2)
 
-    def _efficiency(self, registers: int, parallel: int, total: int, rows: bool) -> float:
+    def _efficiency(self, registers: int, threads: float) -> float:
         """The share of the bandwidth that the bytes in flight can use."""
         device = self.device
         if device.dialect == "host":
             return 1.0
-        threads = min(device.threads_per_sm, device.registers_per_sm // max(registers, 16))
-        in_flight = threads * 16.0
-        share = min(1.0, in_flight / device.latency_bytes)
-        blocks = parallel if rows else total / 1024
-        return max(0.02, share * min(1.0, blocks / device.sm_count) if blocks < device.sm_count else share)
+        resident = min(device.threads_per_sm, device.registers_per_sm // max(registers, 16)) * device.sm_count
+        in_flight = min(resident, max(32.0, threads)) * 16.0
+        return min(1.0, in_flight / (device.latency_bytes * device.sm_count))
 
 
 def _itemsize(i: Instruction) -> int:

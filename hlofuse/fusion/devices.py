@@ -60,7 +60,7 @@ DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
     _gpu("b200", "sm_100", 148, 1.96, 8000, 180, 126, fp64_share=1 / 2, matmul_tflops=900),
     _gpu("rtx4090", "sm_89", 128, 2.52, 1008, 24, 72, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=80),
     _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=30),
-    DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 32 << 20, 0.6,
+    DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 4 << 20, 0.6,
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
                latency_bytes=64.0),
 )}

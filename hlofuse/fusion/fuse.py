@@ -55,17 +55,18 @@ def fuse_computation(computation: Computation, device: DeviceSpec, method: str =
         coloring = color_graph(costs, method)
         pairs = [(k.members, k.outputs) for k in coloring.kernels if not any(costs.is_fixed[v] for v in k.members)]
         outlined = outline(graph, pairs)
-        kernels, refused = [], False
+        kernels: list[PlannedKernel] = []
+        refused: list[frozenset[int]] = []
         for (members, outputs), fusion in zip(pairs, outlined.fusions, strict=True):
             if fusion is None:
                 continue
             plan, reason = _plan(fusion.attrs["calls"], accept)
             if plan is None and len(members) > 1 and not last:
-                costs.forbidden.append(members)
-                refused = True
+                refused.append(members)
             kernels.append(PlannedKernel(fusion, plan, costs.estimate(members, outputs), members, outputs, reason))
         if not refused:
             break
+        costs.forbidden.extend(refused)
     return Fused(outlined.computation, tuple(kernels), graph, costs, coloring)
 
 

@@ -1,0 +1,74 @@
+"""How good the coloring is: cost of coloring and of greedy over cost of exact, and how time grows with the graph.
+
+    python scripts/coloring_quality.py [--graphs 100] [--vertices 8 10 12] [--scale 1000 2000 5000 10000]
+
+Random graphs with a cost of launch + bytes / bandwidth. Ratios are predicted costs before packing, which is the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from random_fusion import random_problem
+
+from hlofuse.fusion.coloring import color_graph
+
+
+def summary(ratios: list[float]) -> str:
+    ranked = sorted(ratios)
+    optimal = sum(r < 1 + 1e-9 for r in ratios) / len(ratios)
+    return (
+        f"mean {statistics.mean(ratios):.4f}  p95 {ranked[int(0.95 * (len(ranked) - 1))]:.3f}  "
+        f"max {ranked[-1]:.3f}  optimal {optimal:.0%}"
+    )
+
+
+def print_quality(graphs: int, sizes: list[int]) -> None:
+    for n in sizes:
+        for clonable in (0.0, 0.4):
+            ratios: dict[str, list[float]] = {"coloring": [], "greedy": [], "none": []}
+            over: set[str] = set()
+            for seed in range(graphs):
+                problem = random_problem(seed, n, clonable=clonable)
+                exact = color_graph(problem, "exact")
+                over.add(exact.statistics.optimal_over)
+                for method, found in ratios.items():
+                    found.append(color_graph(problem, method).total_cost / exact.total_cost)
+            print(f"{n} vertices, {clonable:.0%} clonable, {graphs} graphs; exact over {' or '.join(sorted(over))}")
+            for method, found in ratios.items():
+                print(f"  {method:8s} / exact  {summary(found)}")
+
+
+def print_scaling(sizes: list[int]) -> None:
+    print("vertices  kernels  coloring s  µs/vertex  evaluations/vertex  greedy s  coloring/greedy")
+    for n in sizes:
+        problem = random_problem(7, n, conflict=0.01, window=200, max_members=32)
+        seconds = {}
+        colorings = {}
+        for method in ("greedy", "coloring"):
+            problem.cost_calls = 0
+            start = time.process_time()
+            colorings[method] = color_graph(problem, method)
+            seconds[method] = time.process_time() - start
+        ratio = colorings["coloring"].predicted_cost / colorings["greedy"].predicted_cost
+        print(
+            f"{n:8d}  {len(colorings['coloring'].kernels):7d}  {seconds['coloring']:10.2f}  "
+            f"{seconds['coloring'] / n * 1e6:9.0f}  {problem.cost_calls / n:18.1f}  "
+            f"{seconds['greedy']:8.2f}  {ratio:15.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Quality and speed of the coloring on random graphs.")
+    parser.add_argument("--graphs", type=int, default=100, help="graphs per row (default 100)")
+    parser.add_argument("--vertices", type=int, nargs="*", default=[8, 10, 12], help="sizes compared with exact")
+    parser.add_argument("--scale", type=int, nargs="*", default=[1000, 2000, 5000, 10000], help="sizes timed")
+    options = parser.parse_args()
+    print_quality(options.graphs, options.vertices)
+    print_scaling(options.scale)
+
+
+if __name__ == "__main__":
+    main()
