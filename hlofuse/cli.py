@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
                            "after:NAME (see `hlofuse passes`; NAME#2 for its second time)")  # fmt: skip
     dump.add_argument("--arch", metavar="ARCH", help="of --stage ptx, such as sm_90; default: the device's")
     dump.add_argument("--prelude", action="store_true", help="before cuda or host: what the kernels are written with")
+    dump.add_argument("--no-metadata", action="store_true", help="HLO without operation names and source lines")
 
     explain = commands.add_parser("explain", help="the clusters, and for every producer and consumer why (not) fused")
     explain.set_defaults(run=_explain)
@@ -88,7 +89,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 
 def _dump(arguments: argparse.Namespace) -> str:
     from .codegen.dialect import DIALECTS
-    from .explore.dump import stage_text
+    from .explore.dump import STAGES, stage_text
 
     stage = arguments.stage.removeprefix("after:")
     # Before anything is compiled: a wrong name should not take seconds to find.
@@ -100,7 +101,9 @@ def _dump(arguments: argparse.Namespace) -> str:
     compilation = _compile(arguments)
     if stage == "ptx":
         return _ptx(compilation, arguments.arch)
-    text = stage_text(compilation, stage)
+    text = stage_text(compilation, stage, metadata=not arguments.no_metadata)
+    if stage not in (*STAGES, *compilation.snapshots):
+        print(f"hlofuse: {stage} changes nothing here; this is what it is given", file=sys.stderr)
     return f"{DIALECTS[stage].prelude}\n{text}" if arguments.prelude and stage in DIALECTS else text
 
 
@@ -139,6 +142,7 @@ def _compile(arguments: argparse.Namespace) -> Any:
     target = load_target(arguments.target, arguments.args, arguments.size)
     if target.module is not None:
         return compile_module(target.module, options, arguments.device)
+    assert target.function is not None
     return compile_function(target.function, *target.args, options=options, device=arguments.device)
 
 

@@ -47,6 +47,14 @@ if [ -f scripts/calibrate.py ]; then
 fi
 step "demo" bash scripts/demo.sh --quick
 
+# What depends on JAX's versions: the front end, the primitive, what runs in JAX's runtime.
+newest_tests=()
+for file in tests/test_{api,transformations,import*,to_jax*,xla_runtime*,shim,float64_reference,cli}.py; do
+    if [ -f "$file" ]; then
+        newest_tests+=("$file")
+    fi
+done
+
 if newest=$(first_python python3.12 'sys.version_info[:2] == (3, 12)'); then
     step "environment (.venv312)" make_environment .venv312 "$newest" test
     step "pytest on the newest JAX" .venv312/bin/python -m pytest -q -n 2 -m "not slow" "${newest_tests[@]}"

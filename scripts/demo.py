@@ -37,8 +37,8 @@ def main() -> int:
 
     avals = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     compilation = compile_function(norm_gelu, *avals, device="h200")
-    show("HLO, as imported from the jaxpr", stage_text(compilation, "hlo"))
-    show("HLO after the passes, with its clusters", stage_text(compilation, "fused"))
+    show("HLO, as imported from the jaxpr", stage_text(compilation, "hlo", metadata=False))
+    show("HLO after the passes, with its clusters", stage_text(compilation, "fused", metadata=False))
     show("The clusters, and why (for an H200)", compilation.explain())
     if kernels := [cluster for cluster in compilation.clusters if cluster.plan is not None]:
         cluster = max(kernels, key=lambda c: c.cost.time_us)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Runs on either tree, so it uses only what both have: the compiler and its clusters.
 _CHILD = """
-import json, sys, warnings
+import json, re, sys, warnings
 warnings.simplefilter("ignore")
 tree, catalog, size, dialect, output, *names = sys.argv[1:]
 sys.path.insert(0, tree)
@@ -39,7 +39,9 @@ kernels = {}
 for name in names or module.CATALOG:
     try:
         compilation = compile_function(module.CATALOG[name].fn, *module.CATALOG[name].avals(size), device="h200")
-        kernels[name] = [c.kernel.sources[dialect] for c in compilation.clusters if c.plan is not None]
+        # A kernel's symbol ends in the hash of its text, which would double every change.
+        kernels[name] = [re.sub(r"_[0-9a-f]{12}\\b", "", c.kernel.sources[dialect])
+                         for c in compilation.clusters if c.plan is not None]
     except Exception as error:
         kernels[name] = [f"// {type(error).__name__}: {error}"]
 with open(output, "w") as file:

@@ -59,6 +59,7 @@ def random_problem(
     fixed: float = 0.05,
     window: int = 4,
     max_members: int = 1000,
+    packing: bool = True,
 ) -> RandomProblem:
     """Each vertex reads 1 to 3 of the `window` vertices before it, or parameters; conflicts lie within 2 windows."""
     rng = random.Random(seed)
@@ -101,6 +102,6 @@ def random_problem(
         inputs,
         [rng.choice([0.5, 4, 16, 64]) for _ in range(parameters)],
         pairs,
-        [rng.randrange(2) for _ in range(n)],
+        [rng.randrange(2) for _ in range(n)] if packing else list(range(n)),
         max_members,
     )

@@ -42,6 +42,7 @@ class Row:
     bytes: float | None = None
     xla_launches: int | None = None
     xla_bytes: float | None = None
+    xla_loops: int = 0
     pipeline_ms: float | None = None
     time_ratio: float | None = None
     jax_ms: float | None = None
@@ -55,7 +56,8 @@ class Row:
 
     @property
     def byte_ratio(self) -> float | None:
-        return _ratio(self.bytes, self.xla_bytes)
+        # XLA counts a loop's bytes for one trip.
+        return None if self.xla_loops else _ratio(self.bytes, self.xla_bytes)
 
 
 def _ratio(ours: float | None, theirs: float | None) -> float | None:
@@ -262,6 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in fill_rows(requests, catalogs, 1 if arguments.time else max(1, arguments.jobs), arguments.timeout):
         known = xla.get(row.name, {})
         row.xla_launches, row.xla_bytes = known.get("launches"), known.get("bytes")
+        row.xla_loops = len(known.get("loops") or ())
         rows.append(row)
         print(line(row), flush=True)
         if arguments.json:

@@ -106,8 +106,10 @@ def test_summary_is_the_geometric_mean_and_the_worst_of_each_group():
 
 
 def test_a_line_holds_every_figure_and_the_error():
-    row = Row("w", "g", True, 1.5, 3, 1, 2e6, 6, 4e6, 12.0, 2.0, 5.0, 2.5, ["a note"], "an error")
+    row = Row("w", "g", True, 1.5, 3, 1, 2e6, 6, 4e6, 0, 12.0, 2.0, 5.0, 2.5, ["a note"], "an error")
     text, *remarks = scoreboard.line(row).splitlines()
     assert text.split() == "w ok 1.5 3 1 2.000 6 0.50 4.000 0.500 12.0 5 2.5 2.00".split()
     assert [remark.strip() for remark in remarks] == ["a note", "an error"]
+    row.xla_loops = 1
+    assert row.byte_ratio is None  # XLA counts a loop's bytes for one trip
     assert len(scoreboard.header().split("ratio")) == 3

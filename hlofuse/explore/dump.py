@@ -10,12 +10,14 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import HlofuseError, HlofuseWarning, UnknownNameError
+from ..hlo.module import Module
 from ..hlo.printer import print_module
+from ..passes import PIPELINE
 
 # Of `stage_text`. What a pass left is a stage by the pass's name.
 STAGES = ("jaxpr", "hlo", "optimized", "fused", "cuda", "ptx", "host")
@@ -25,17 +27,37 @@ _lock = threading.Lock()
 _dumped_names: dict[tuple[Path, str], Iterator[int]] = {}
 
 
-def stage_text(compilation: Any, stage: str) -> str:
-    """The text of one stage; a pass's name is the program after that pass. Raises UnknownNameError."""
+def stage_text(compilation: Any, stage: str, metadata: bool = True) -> str:
+    """The text of one stage; a pass's name is the program after that pass. Raises UnknownNameError.
+
+    `metadata`: with the operation and the user's source line of every HLO instruction.
+    """
     if stage == "jaxpr":
         if compilation.jaxpr is None:
             raise HlofuseError("HLO text has no jaxpr; its first stage is 'hlo'.")
         return f"{compilation.jaxpr}\n"
     if stage in _LANGUAGES:
         return kernel_text(compilation, stage)
-    if stage in compilation.snapshots:
-        return _with_newline(print_module(compilation.snapshots[stage]))
-    raise UnknownNameError("stage", stage, dict.fromkeys(("jaxpr", *compilation.snapshots, *_LANGUAGES)))
+    return _with_newline(print_module(snapshot(compilation.snapshots, stage), metadata=metadata))
+
+
+def snapshot(snapshots: Mapping[str, Module], stage: str) -> Module:
+    """The module of a stage. A pass that changed nothing left no snapshot: then what it was given in its first turn."""
+    if stage in snapshots:
+        return snapshots[stage]
+    passes = [entry.name for entry in PIPELINE]
+    if stage not in passes:
+        raise UnknownNameError("stage", stage, dict.fromkeys(("jaxpr", *snapshots, *passes, *_LANGUAGES)))
+    module, turn = snapshots["hlo"], 0
+    for name, left in snapshots.items():
+        if name.partition("#")[0] not in passes:
+            continue
+        # The same pass may stand in the pipeline twice; a name that does not come any more is of the second round.
+        turn = next((i + 1 for i in range(turn, len(passes)) if passes[i] == name.partition("#")[0]), len(passes) + 1)
+        if turn > passes.index(stage):
+            break
+        module = left
+    return module
 
 
 def kernel_text(compilation: Any, dialect: str) -> str:

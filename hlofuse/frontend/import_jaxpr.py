@@ -53,6 +53,7 @@ def import_jaxpr(closed_jaxpr: Any, name: str = "main", parameter_names: Sequenc
     Values of extended types (random keys) are u32 with the key's dimensions last, in parameters and results as well;
     `float0` is pred. Raises `JaxprImportError` for a jaxpr with values that have no HLO type (references).
     """
+    closed_jaxpr = compat.without_references(closed_jaxpr)
     body = compat.open_jaxpr(closed_jaxpr)
     importer = Importer(RULES)
     captured = importer.captures(closed_jaxpr)

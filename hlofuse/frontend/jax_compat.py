@@ -16,11 +16,13 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax._src import config as jax_config
 from jax._src import source_info_util, traceback_util
 from jax._src.interpreters import ad as jax_ad
 from jax._src.interpreters import batching as jax_batching
 from jax._src.interpreters import partial_eval
+from jax._src.random import prng
 from jax.experimental import jet as jax_jet
 from jax.interpreters import ad, batching, mlir
 
@@ -337,3 +339,28 @@ def extend_class(cls: type, **attributes: Any) -> None:
     for name, attribute in attributes.items():
         if not hasattr(cls, name):
             setattr(cls, name, attribute)
+
+
+# ---------------------------------------------------------------- types of values that kernels make
+
+
+def result_types(operands: Sequence[Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+    """Types of results with the given (dims, dtype) that a kernel computes from `operands`: strong ones, that vary over
+    the manual axes of a `shard_map` over which any operand varies."""
+    types = [jax.typeof(x) for x in operands]
+    varying = frozenset().union(*(t.mat.varying for t in types))
+    if not varying:
+        return [jax.ShapeDtypeStruct(dims, dtype) for dims, dtype in shapes]
+    base = max(types, key=lambda t: len(t.mat.varying))
+    mat = base.mat if base.mat.varying == varying else type(base.mat)(varying=varying)
+    return [base.update(shape=dims, dtype=np.dtype(dtype), weak_type=False, manual_axis_type=mat,
+                        sharding=base.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(dims))))
+            for dims, dtype in shapes]
+
+
+def with_key_type(value: Any, aval: Any) -> Any:
+    """Key data as the array of keys that `aval` wants; other values as they are."""
+    dtype = getattr(aval, "dtype", None)
+    if isinstance(dtype, prng.KeyTy) and value.dtype != dtype:
+        return prng.random_wrap(value, impl=dtype._impl)
+    return value

@@ -14,6 +14,7 @@ import jax.extend.core as jex
 import numpy as np
 from jax._src import source_info_util
 from jax._src.random import prng
+from jax._src.state import discharge
 
 from hlofuse.frontend import jax_compat
 from hlofuse.hlo.shape import TOKEN, Shape, element_type_of
@@ -48,6 +49,12 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
+def without_references(closed_jaxpr: Any) -> Any:
+    """A jaxpr that makes and updates mutable arrays of its own, as one of pure equations."""
+    effects = {type(e).__name__ for e in open_jaxpr(closed_jaxpr).effects}
+    return discharge.discharge_state(closed_jaxpr) if "InternalMutableArrayEffect" in effects else closed_jaxpr
+
+
 def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
@@ -71,12 +78,11 @@ def _physical_shape(dtype: Any, dims: tuple[int, ...]) -> Shape:
 
 def physical_shape(aval: Any) -> Shape:
     """The shape of what holds a value of this type: key arrays are u32 with the key's dimensions last."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None:
-        if type(aval).__name__ == "AbstractToken":
-            return TOKEN
-        raise TypeError(f"a value of type {aval} has no HLO shape")
-    return _physical_shape(dtype, aval.shape)
+    if isinstance(aval, jax.core.ShapedArray):
+        return _physical_shape(aval.dtype, aval.shape)
+    if type(aval).__name__ == "AbstractToken":
+        return TOKEN
+    raise TypeError(f"a value of type {aval} has no HLO shape")
 
 
 def physical_value(value: Any) -> Any:

@@ -38,19 +38,23 @@ def color_graph(
     `coloring` searches, `greedy` and `none` (each vertex alone) are baselines, `exact` is optimal on small graphs and
     raises `TooLargeError` on others. `work_limit` bounds the cost evaluations that `coloring` spends on improvement.
     """
+    if method not in METHODS:
+        raise ValueError(f"unknown fusion method {method!r}; valid methods: {', '.join(METHODS)}")
     memo = CostMemo(problem)
+    with _collector_paused():
+        return _color(memo, method, min_gain, work_limit)
+
+
+def _color(memo: CostMemo, method: str, min_gain: float, work_limit: int | None) -> Coloring:
     if method == "coloring":
-        limit = _BASE_WORK + _WORK_PER_VERTEX * problem.num_vertices if work_limit is None else work_limit
-        with _collector_paused():
-            return _search(memo, min_gain, limit)
+        limit = _BASE_WORK + _WORK_PER_VERTEX * memo.problem.num_vertices if work_limit is None else work_limit
+        return _search(memo, min_gain, limit)
     if method == "exact":
         coloring, scope = color_exactly(memo)
-    elif method in ("greedy", "none"):
+    else:
         coloring, scope = Coloring(memo), ""
         if method == "greedy":
             fuse_greedily(coloring, min_gain)
-    else:
-        raise ValueError(f"unknown fusion method {method!r}; valid methods: {', '.join(METHODS)}")
     if method != "none":
         pack_launches(coloring)
     coloring.statistics = SearchStatistics(method, method, evaluations=memo.evaluations, optimal_over=scope)
@@ -83,23 +87,31 @@ def _search(memo: CostMemo, min_gain: float, work_limit: int) -> Coloring:
     start_costs = {name: c.total_cost for name, c in colorings.items()}
     by_promise = sorted(colorings, key=lambda name: (start_costs[name], name))
     # In large graphs the work does not go round: all of it is for the more promising start.
-    steps: dict[str, Counter[str]] = {name: Counter() for name in colorings}
     improved = by_promise if n <= _ALL_STARTS else by_promise[:1]
+    # What a start is worth as it stands: a step that lowers the cost may undo more than that in packing.
+    candidates = {name: [c.copy() if name in improved else c] for name, c in colorings.items()}
+    steps: dict[str, Counter[str]] = {name: Counter() for name in colorings}
     stop_at = memo.work + work_limit
     for i, name in enumerate(improved):
         share = (stop_at - memo.work) // (len(improved) - i + 1)
         steps[name] = improve(colorings[name], min_gain, memo.work + share)
     best = min(by_promise, key=lambda name: colorings[name].total_cost)
-    colorings[best], steps[best]["rebuild"] = rebuild_pairs(colorings[best], min_gain, stop_at)
-    for c in colorings.values():
-        pack_launches(c)
-    winner = min(by_promise, key=lambda name: colorings[name].predicted_cost)
-    coloring = colorings[winner]
+    colorings[best], rebuilt = rebuild_pairs(colorings[best], min_gain, stop_at)
+    if rebuilt:
+        steps[best]["rebuild"] = rebuilt
+    for name, c in colorings.items():
+        if steps[name]:
+            candidates[name].append(c)
+        for candidate in candidates[name]:
+            pack_launches(candidate)
+    best_of = {name: min(found, key=lambda c: c.predicted_cost) for name, found in candidates.items()}
+    winner = min(by_promise, key=lambda name: best_of[name].predicted_cost)
+    coloring = best_of[winner]
     coloring.statistics = SearchStatistics(
         "coloring",
         winner,
         {name: (start_costs[name], c.total_cost) for name, c in colorings.items()},
-        dict(+steps[winner]),
+        dict(steps[winner]) if coloring is colorings[winner] else {},
         memo.evaluations,
     )
     return coloring

@@ -8,6 +8,7 @@ computed costs at least its smallest share of a kernel that does so.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,8 +27,12 @@ def _bits(mask: int) -> list[int]:
     return [v for v in range(mask.bit_length()) if mask >> v & 1]
 
 
-def _mask(vertices: object) -> int:
-    return sum(1 << v for v in vertices)  # type: ignore[attr-defined]
+def _mask(vertices: Iterable[int]) -> int:
+    return sum(1 << v for v in vertices)
+
+
+# Vertices written, and non-clonable vertices computed, as bit masks.
+State = tuple[int, int]
 
 
 class _Candidates:
@@ -42,7 +47,7 @@ class _Candidates:
         rows: list[tuple[int, int, int, float]] = []
         frontier = [1 << v for v in range(n)]
         while frontier:
-            following = []
+            following: list[int] = []
             for members in frontier:
                 vertices = _bits(members)
                 reads = 0
@@ -116,10 +121,10 @@ def _shortest_path(memo: CostMemo, c: _Candidates, is_clonable: list[bool]) -> C
         missing = goal & ~(computed | written << n)
         return sum(share[g] for g in _bits(missing))
 
-    best = {(0, 0): 0.0}
-    came_from: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
+    best: dict[State, float] = {(0, 0): 0.0}
+    came_from: dict[State, tuple[State, int]] = {}
     heap = [(bound(0, 0), 0, 0)]
-    closed: set[tuple[int, int]] = set()
+    closed: set[State] = set()
     while heap:
         _, written, computed = heapq.heappop(heap)
         state = (written, computed)
@@ -139,9 +144,7 @@ def _shortest_path(memo: CostMemo, c: _Candidates, is_clonable: list[bool]) -> C
     raise ValueError("no legal coloring exists: some vertex has no plan in any kernel")
 
 
-def _trace(
-    memo: CostMemo, c: _Candidates, came_from: dict[tuple[int, int], tuple[tuple[int, int], int]], state: tuple[int, int]
-) -> Coloring:
+def _trace(memo: CostMemo, c: _Candidates, came_from: dict[State, tuple[State, int]], state: State) -> Coloring:
     rows = []
     while state in came_from:
         state, row = came_from[state]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hlofuse.fusion.partition import Coloring
 
+
 def fuse_greedily(coloring: Coloring, min_gain: float, max_rounds: int = 10) -> None:
     memo = coloring.memo
     vertex_pairs = memo.pairs

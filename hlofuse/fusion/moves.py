@@ -30,7 +30,7 @@ def cone(coloring: Coloring, v: int, k: int, steps: list[frozenset[int]]) -> fro
 
 
 def clone_set(coloring: Coloring, v: int) -> frozenset[int] | None:
-    """What a kernel needs to compute v itself: v and its unwritten operands in its home; None if some are not clonable."""
+    """What a kernel needs to compute v itself: v and its unwritten operands. None if some are not clonable."""
     home = coloring.home(v)
     members = coloring.members[home]
     needed = {v}

@@ -200,6 +200,7 @@ class Coloring:
         self.reads[a] = (self.reads[a] | self.reads.pop(b)) - union
         self.members[a], self.outputs[a], self.costs[a] = union, outputs, cost
         del self.members[b], self.outputs[b], self.changed_at[b]
+        self.packs = None
         self.clock += 1
         self.changed_at[a] = self.clock
         return a
@@ -318,6 +319,7 @@ class Coloring:
         removed = [k for k, mem in new.items() if not mem and k in self.members]
         if not self.order.update(preds, added, removed):
             return False
+        self.packs = None
         self.clock += 1
         for k, mem in new.items():
             old = self.members.get(k, _NONE)

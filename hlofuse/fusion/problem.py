@@ -139,4 +139,6 @@ class CostMemo:
     @property
     def work(self) -> int:
         """What was done so far, in kernel cost evaluations. Counted, not timed: the same on every machine."""
-        return self.evaluations + self.lookups // _LOOKUPS_PER_EVALUATION + self.conflict_checks // _CHECKS_PER_EVALUATION
+        return (
+            self.evaluations + self.lookups // _LOOKUPS_PER_EVALUATION + self.conflict_checks // _CHECKS_PER_EVALUATION
+        )

@@ -12,7 +12,6 @@ from collections.abc import Collection
 from hlofuse.fusion.moves import clone_into_readers
 from hlofuse.fusion.partition import Coloring
 
-_MAX_WEIGHINGS = 3
 
 def contract_edges(
     coloring: Coloring, min_gain: float, around: Collection[int] | None = None, eager_neighbors: int = 8
@@ -68,7 +67,11 @@ def contract_edges(
                 coloring.apply(change)
             continue
         a, b = coloring.home(u), coloring.home(v)
-        if a == b or coloring.order.has_long_path(a, b) or memo.first_conflict(coloring.members[a], coloring.members[b]):
+        if (
+            a == b
+            or coloring.order.has_long_path(a, b)
+            or memo.first_conflict(coloring.members[a], coloring.members[b])
+        ):
             continue
         joint = coloring.join(a, b)
         if joint is not None:

@@ -33,13 +33,32 @@ def _imaginary(x: Any) -> Any:
     return lax.imag(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else lax.full_like(x, 0)
 
 
+def _power(x: Any, y: Any) -> Any:
+    """Integers wrap, and a negative exponent gives the truncated quotient: 0 but for the bases 1 and -1."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.pow(x, y)
+    one, zero = lax.full_like(x, 1), lax.full_like(x, 0)
+
+    def step(bit: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        result, square = state
+        is_set = lax.ne(lax.bitwise_and(lax.shift_right_logical(y, lax.full_like(y, bit)), one), zero)
+        return lax.select(is_set, lax.mul(result, square), result), lax.mul(square, square)
+
+    result, _ = lax.fori_loop(0, jnp.iinfo(x.dtype).bits, step, (one, x))
+    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+        return result
+    # ±1 to the -n is ±1 to the n, and the loop has taken -n for 2^bits - n, which is as odd.
+    is_unit = lax.eq(lax.abs(x), one)
+    return lax.select(lax.lt(y, zero) & ~is_unit, zero, result)
+
+
 # Opcodes whose meaning needs the operands only.
 FUNCTIONS: dict[str, Function] = {
     "abs": _absolute, "negate": lax.neg, "sign": lax.sign, "floor": lax.floor, "ceil": lax.ceil,
     "round-nearest-even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "round-nearest-afz": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "add": _on_pred(lax.bitwise_or, lax.add), "subtract": lax.sub,
-    "multiply": _on_pred(lax.bitwise_and, lax.mul), "divide": lax.div, "remainder": lax.rem, "power": lax.pow,
+    "multiply": _on_pred(lax.bitwise_and, lax.mul), "divide": lax.div, "remainder": lax.rem, "power": _power,
     "maximum": lax.max, "minimum": lax.min, "atan2": lax.atan2,
     "and": lax.bitwise_and, "or": lax.bitwise_or, "xor": lax.bitwise_xor, "not": lax.bitwise_not,
     "shift-left": lax.shift_left, "shift-right-arithmetic": lax.shift_right_arithmetic,

@@ -19,6 +19,7 @@ _SPACE = re.compile(r"\s*")
 _ARRAY = re.compile(r"\s*([a-z][a-z0-9]*)\[([^\[\]]*)\](?:\{([^{}]*)\})?")
 _NAME = re.compile(r"\s*%?(" + NAME + ")")
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[{}()\[\]]', re.DOTALL)
+_CLOSING = {"{": "}", "(": ")", "[": "]"}
 _PLAIN_VALUE = re.compile(r"\s*([^\s,{}()\[\]\"]+)")
 
 
@@ -80,16 +81,18 @@ class Scanner:
     def balanced(self) -> str:
         """A bracketed text with what it holds: `{...}` or `(...)`, strings within respected."""
         start = self.skip_space()
-        depth = 0
+        opened: list[int] = []
         for match in _BRACKET.finditer(self.text, start):
-            if match[0] in "{([":
-                depth += 1
-            elif match[0] in "})]":
-                depth -= 1
-                if depth == 0:
+            if match[0] in _CLOSING:
+                opened.append(match.start())
+            elif match[0][0] != '"':
+                if _CLOSING[self.text[opened[-1]]] != match[0]:
+                    break
+                opened.pop()
+                if not opened:
                     self.position = match.end()
                     return self.text[start:self.position]
-        self.fail(f"this {self.text[start]!r} is never closed", start)
+        self.fail(f"this {self.text[opened[-1]]!r} is never closed", opened[-1])
 
     def value(self) -> str:
         """An attribute's value as raw text: a word, a string or something in braces."""
@@ -128,7 +131,7 @@ class Scanner:
         element_type, dims_text, layout_text = match.groups()
         if element_type == "token":
             return TOKEN, None
-        if not _is_element_type(element_type):
+        if not is_element_type(element_type):
             self.fail(f"unknown element type {element_type!r}", match.start(1))
         try:
             dims = tuple(int(d) for d in dims_text.split(",")) if dims_text.strip() else ()
@@ -159,7 +162,8 @@ def _without_comments(text: str) -> str:
     return _COMMENT.sub(lambda m: m[0] if m[0][0] == '"' else re.sub(r"[^\n]", " ", m[0]), text)
 
 
-def _is_element_type(name: str) -> bool:
+def is_element_type(name: str) -> bool:
+    """Whether `name` is a type such as `f32`."""
     try:
         dtype_of(name)
     except KeyError:

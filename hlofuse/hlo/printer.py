@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hlofuse.hlo.attributes import COMPUTATION_ATTRS, FORMATS, TEXT_NAMES, printed_attrs, quote
+from hlofuse.hlo.lexer import is_element_type
 from hlofuse.hlo.literals import format_literal, has_nan_real_part
 from hlofuse.hlo.module import NO_METADATA, Computation, Instruction, Metadata, Module
 from hlofuse.hlo.opcode import OPCODES
@@ -24,8 +25,7 @@ Fusions = Literal["fusion", "call"]
 # Words that XLA's lexer takes for something else than a name, where no % marks it.
 _RESERVED = re.compile(
     r"HloModule|ENTRY|ROOT|FileNames|FunctionNames|FileLocations|StackFrames|true|false|inf|nan|maximal|replicated|manual"
-    r"|unreduced|unknown|last_tile_dim_replicate|shard_as|shard_like|pred|token|tuple|opaque_?|buffer|[su]\d+|b?f\d+"
-    r"|c\d+|f[48]e\w+")
+    r"|unreduced|unknown|last_tile_dim_replicate|shard_as|shard_like|token|opaque|[su]1")
 _SUFFIX = re.compile(r"\.\d+$")
 
 
@@ -54,7 +54,7 @@ def identifier(hint: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_.\-]", "_", hint)
     if not name or not (name[0].isalpha() or name[0] == "_"):
         name = "_" + name
-    return name + "_" if _RESERVED.fullmatch(name) else name
+    return name + "_" if _RESERVED.fullmatch(name) or is_element_type(name) else name
 
 
 def instruction_names(computation: Computation) -> dict[Instruction, str]:
@@ -84,8 +84,9 @@ def print_module(module: Module, *, fusions: Fusions = "fusion", metadata: bool 
     """The text of a module.
 
     fusions: "call" writes a fusion as a call (and a bitcast as a reshape), for running the text in XLA, whose CPU
-      backend refuses most hand-made fusions. max_elements: constants with more are written as `{...}`, for people. notes: a message to put under an
-      instruction's line.
+      backend refuses most hand-made fusions.
+    max_elements: constants with more are written as `{...}`, for people.
+    notes: a message to put under an instruction's line.
     """
     style = _Style(fusions, metadata, max_elements, notes or {})
     names = computation_names(module)
@@ -193,7 +194,7 @@ _INSIDE = frozenset({"literal", "parameter_number"})  # written between the pare
 
 
 def _attribute(key: str, value: Any, called: Mapping[Computation, str], instruction: Instruction) -> str:
-    if key == "branch_computations" and _has_predicate(instruction):
+    if key == "branch_computations" and len(value) == 2 and _has_predicate(instruction):
         return f"true_computation={called[value[0]]}, false_computation={called[value[1]]}"
     if isinstance(value, Computation):
         return f"{key}={called[value]}"

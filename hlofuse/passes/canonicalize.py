@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from hlofuse.hlo.builder import broadcast, constant, full, make, reshape, with_operands
-from hlofuse.hlo.module import Instruction, Module
-from hlofuse.hlo.opcode import OPCODES, Kind
+from hlofuse.hlo.module import Computation, Instruction, Module
+from hlofuse.hlo.opcode import OPCODES, Kind, identity_of
 from hlofuse.hlo.shape import FUSIBLE, Shape
-from hlofuse.passes.known import full_like, is_constant_like, uniform_value
+from hlofuse.passes.known import full_like, is_constant_like, same_number, uniform_value
 from hlofuse.passes.lift import lift
 from hlofuse.passes.rewrite import RuleTable, rewrite
 
@@ -173,7 +173,7 @@ def element_of_tuple(i: Instruction) -> Instruction | None:
 
 @RULES.on("reduce")
 def reduce_of_units(i: Instruction) -> Instruction | None:
-    """reduce(x, init) over axes of one element => to_apply(init, reshape(x)), element by element"""
+    """reduce(x, init) over axes of one element => reshape(x), init the identity; else to_apply(init, reshape(x))"""
     count = len(i.operands) // 2
     values, inits = i.operands[:count], i.operands[count:]
     axes = i.attrs["dimensions"]
@@ -181,9 +181,21 @@ def reduce_of_units(i: Instruction) -> Instruction | None:
     if len(units) < len(axes):
         return _without_units(i, units) if units else None
     dims = [size for d, size in enumerate(values[0].dims) if d not in axes]
+    if count == 1 and _is_identity(inits[0], i.attrs["to_apply"]):
+        return reshape(values[0], dims)
     arguments = [broadcast(init, dims) if dims else init for init in inits] + [reshape(v, dims) for v in values]
     lifted = lift(i.attrs["to_apply"], arguments, dims)
     return lifted if lifted is not None and lifted.shape == i.shape else None
+
+
+def _is_identity(init: Instruction, combiner: Computation) -> bool:
+    """Whether the combiner is one operation whose identity is `init`. A sum starts from 0.0, as in JAX: as HLO has it,
+    the start of a reduction is its identity, so nothing says that it is added to a lone -0.0."""
+    value, root = uniform_value(init), combiner.root
+    if value is None or set(root.operands) != set(combiner.parameters) or len(root.operands) != 2:
+        return False
+    identity = identity_of(root.opcode, init.element_type)
+    return identity is not None and (same_number(value, identity) or root.opcode == "add" and value == 0)
 
 
 def _without_units(i: Instruction, units: tuple[int, ...]) -> Instruction:

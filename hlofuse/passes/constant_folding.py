@@ -71,15 +71,24 @@ def _extreme(pick: Callable[..., Array]) -> Folder:
 def _shift(shift: Callable[[Array, Array], Array], beyond: Callable[[Array], Array]) -> Folder:
     """A shift by the width or more (or by a negative amount) gives `beyond`."""
     def fold(x: Array, y: Array) -> Array:
-        bits = x.dtype.itemsize * 8
-        outside = (y < 0) | (y >= bits)
+        outside = (y < 0) | (y >= _bits(x))
         return np.where(outside, beyond(x), shift(x, np.where(outside, 0, y).astype(x.dtype))).astype(x.dtype)
     return fold
+
+
+def _bits(x: Array) -> int:
+    return x.dtype.itemsize * 8
 
 
 def _logical_right(x: Array, y: Array) -> Array:
     unsigned = x.dtype.str.replace("i", "u")
     return (x.view(unsigned) >> y.view(unsigned)).view(x.dtype)
+
+
+def _arithmetic_right(x: Array, y: Array) -> Array:
+    """The highest bit fills in, also that of an unsigned type."""
+    signed = x.dtype.str.replace("u", "i")
+    return (x.view(signed) >> y.view(signed)).view(x.dtype)
 
 
 def _negate(x: Array) -> Array:
@@ -91,16 +100,16 @@ def _sign(x: Array) -> Array | None:
 
 
 def _count_leading_zeros(x: Array) -> Array:
-    bits = x.dtype.itemsize * 8
+    bits = _bits(x)
     return np.array([bits - (int(v) & ((1 << bits) - 1)).bit_length() for v in x.ravel()], x.dtype).reshape(x.shape)
 
 
 def _population_count(x: Array) -> Array:
-    bits = x.dtype.itemsize * 8
+    bits = _bits(x)
     return np.array([(int(v) & ((1 << bits) - 1)).bit_count() for v in x.ravel()], x.dtype).reshape(x.shape)
 
 
-_SCALAR: dict[str, Folder] = {
+SCALAR_FOLDERS: dict[str, Folder] = {
     "add": lambda x, y: x | y if x.dtype == bool else x + y,
     "subtract": lambda x, y: x - y,
     "multiply": lambda x, y: x & y if x.dtype == bool else None if x.dtype.kind == "c" else x * y,
@@ -121,7 +130,7 @@ _SCALAR: dict[str, Folder] = {
     "is-finite": np.isfinite,
     "sqrt": lambda x: np.sqrt(x) if x.dtype in (np.float32, np.float64) else None,
     "shift-left": _shift(lambda x, y: x << y, np.zeros_like),
-    "shift-right-arithmetic": _shift(lambda x, y: x >> y, lambda x: np.where(x < 0, -1, 0)),
+    "shift-right-arithmetic": _shift(_arithmetic_right, lambda x: _arithmetic_right(x, np.full_like(x, _bits(x) - 1))),
     "shift-right-logical": _shift(_logical_right, np.zeros_like),
     "popcnt": _population_count,
     "count-leading-zeros": _count_leading_zeros,
@@ -196,14 +205,14 @@ def _as_constant(i: Instruction, value: Any) -> Instruction | None:
     return constant(literal)
 
 
-@RULES.on(*_SCALAR)
+@RULES.on(*SCALAR_FOLDERS)
 def fold_elementwise(i: Instruction) -> Instruction | None:
     """op(constant, …) => constant"""
     values = _small_literals(i)
     if values is None:
         return None
     with np.errstate(all="ignore"):
-        return _as_constant(i, _SCALAR[i.opcode](*values))
+        return _as_constant(i, SCALAR_FOLDERS[i.opcode](*values))
 
 
 @RULES.on("clamp")
@@ -213,8 +222,8 @@ def fold_clamp(i: Instruction) -> Instruction | None:
     if values is None:
         return None
     low, x, high = values
-    raised = _SCALAR["maximum"](*np.broadcast_arrays(x, low))
-    return None if raised is None else _as_constant(i, _SCALAR["minimum"](*np.broadcast_arrays(raised, high)))
+    raised = SCALAR_FOLDERS["maximum"](*np.broadcast_arrays(x, low))
+    return None if raised is None else _as_constant(i, SCALAR_FOLDERS["minimum"](*np.broadcast_arrays(raised, high)))
 
 
 @RULES.on("compare")

@@ -1,6 +1,6 @@
 """Calls become the instructions of what they call, so that all other passes and fusion see through them.
 
-A computation called once, or a small one, is always inlined; others within a budget of added instructions, because
+A computation called once, or a small one, is always inlined; others as long as the module stays below a size, because
 nested doublings grow exponentially. Opaque instructions (custom-call, fusion) stay. Effects keep their order.
 """
 from __future__ import annotations
@@ -11,8 +11,8 @@ from hlofuse.hlo.module import NO_METADATA, Computation, Instruction, Module
 from hlofuse.hlo.traverse import rebuild_module, with_changes
 from hlofuse.passes.lift import lift
 
-ALWAYS_INLINED = 32     # instructions
-GROWTH_BUDGET = 20_000  # instructions that a module may gain from computations called more than once
+ALWAYS_INLINED = 32      # instructions of the called computation
+LARGEST_MODULE = 20_000  # instructions up to which computations that are called more than once are inlined
 
 
 def inline_calls(module: Module) -> Module:
@@ -20,18 +20,18 @@ def inline_calls(module: Module) -> Module:
                       if i.opcode in ("call", "map"))
     if not callers:
         return module
-    inliner = _Inliner(callers)
+    inliner = _Inliner(callers, LARGEST_MODULE - sum(len(c.instructions) for c in module.computations))
     for computation in module.computations:  # called ones first
         inliner.inline_in(computation)
     return rebuild_module(module, inliner.new) if inliner.new else module
 
 
 class _Inliner:
-    """Inlines within one budget for the module; `new` holds the computations that changed."""
+    """Inlines within one budget of added instructions; `new` holds the computations that changed."""
 
-    def __init__(self, callers: Counter[Computation]) -> None:
+    def __init__(self, callers: Counter[Computation], budget: int) -> None:
         self.callers = callers
-        self.budget = GROWTH_BUDGET
+        self.budget = budget
         self.new: dict[Computation, Computation] = {}
 
     def inline_in(self, computation: Computation) -> None:

@@ -6,14 +6,15 @@ Each narrowable opcode has two functions: `needs` closes a set of read results u
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hlofuse.hlo.builder import make, parameter, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import AnyShape, TupleShape
-from hlofuse.hlo.traverse import rebuild
+from hlofuse.hlo.traverse import has_effect, rebuild
 
 Elements = frozenset[int]
 Kept = tuple[int, ...]
@@ -71,57 +72,92 @@ def invariant_carries(i: Instruction) -> Elements:
 
 # --- what results read ------------------------------------------------------------------------------------------------
 
-def _reads(computation: Computation, seeds: Mapping[Instruction, int]) -> dict[Instruction, int]:
-    """For every instruction a bit set of the seeds that it depends on."""
-    reads: dict[Instruction, int] = {}
-    for i in computation.instructions:
-        bits = seeds.get(i, 0)
-        for o in i.operands:
-            bits |= reads[o]
-        for c in i.control:
-            bits |= reads[c]
-        reads[i] = bits
-    return reads
+class _Reads:
+    """For every instruction of a computation a bit set of the seeds that it depends on; tuples element by element."""
+
+    def __init__(self, computation: Computation, seeds: Mapping[Instruction, int]) -> None:
+        self.bits: dict[Instruction, int] = {}
+        for i in computation.instructions:
+            bits = seeds.get(i, 0)
+            if i.opcode == "get-tuple-element" and not bits:
+                bits = self.of_element(i.operands[0], i.attrs["index"])
+            else:
+                for o in i.operands:
+                    bits |= self.bits[o]
+            for c in i.control:
+                bits |= self.bits[c]
+            self.bits[i] = bits
+        self.results = [self.bits[o] for o in computation.outputs]
+        self.always = 0  # what effects read
+        for effect in computation.effects:
+            self.always |= self.bits[effect]
+
+    def of_element(self, i: Instruction, k: int) -> int:
+        """What element k of a tuple depends on: not all that a loop in the loop reads."""
+        if i.opcode == "tuple":
+            return self.bits[i.operands[k]]
+        if not is_narrowable(i) or has_effect(i):
+            return self.bits[i]
+        kept = tuple(sorted(NARROWERS[i.opcode].needs(i, frozenset((k,)))))
+        bits = 0
+        if i.opcode in ELEMENT_BY_ELEMENT:
+            for n in kept:
+                bits |= self.of_element(i.operands[0], n)
+        else:
+            for o in kept_operands(i, kept):
+                bits |= self.bits[o]
+        return bits
+
+
+# Computations are frozen, so what a loop's body reads is found once.
+_state_reads_of: WeakKeyDictionary[Computation, _Reads] = WeakKeyDictionary()
+
+
+def _state_reads(computation: Computation) -> _Reads:
+    """What a loop's body or condition reads of the state."""
+    if computation not in _state_reads_of:
+        state = computation.parameters[0]
+        seeds = {u: 1 << u.attrs["index"] for u in computation.users[state]}
+        _state_reads_of[computation] = _Reads(computation, seeds)
+    return _state_reads_of[computation]
 
 
 def _closed(live: Elements, reads_of: Sequence[int]) -> Elements:
     """`live` with all that reading its elements reads, transitively."""
     closed, pending = set(live), list(live)
     while pending:
-        bits = reads_of[pending.pop()]
-        for k in range(bits.bit_length()):
-            if bits >> k & 1 and k not in closed:
+        for k in _members(reads_of[pending.pop()]):
+            if k not in closed:
                 closed.add(k)
                 pending.append(k)
     return frozenset(closed)
 
 
-def _state_reads(computation: Computation) -> dict[Instruction, int]:
-    state = computation.parameters[0]
-    return _reads(computation, {u: 1 << u.attrs["index"] for u in computation.users[state]})
+def _members(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def _while_needs(i: Instruction, live: Elements) -> Elements:
-    body, condition = i.attrs["body"], i.attrs["condition"]
-    reads = _state_reads(body)
-    always = _state_reads(condition)[condition.root]
-    for effect in body.effects:
-        always |= reads[effect]
-    start = live | {k for k in range(always.bit_length()) if always >> k & 1}
-    return _closed(frozenset(start), [reads[o] for o in body.root.operands])
+    body = _state_reads(i.attrs["body"])
+    condition = _state_reads(i.attrs["condition"])
+    always = frozenset(_members(condition.results[0] | condition.always | body.always))
+    return _closed(live | always, body.results)
 
 
 def _reduce_needs(i: Instruction, live: Elements) -> Elements:
     combiner: Computation = i.attrs["to_apply"]
     count = width(i)
-    reads = _reads(combiner, {p: 1 << number % count for number, p in enumerate(combiner.parameters)})
-    return _closed(live, [reads[o] for o in combiner.root.operands])
+    reads = _Reads(combiner, {p: 1 << number % count for number, p in enumerate(combiner.parameters)})
+    return _closed(live, reads.results)
 
 
 def _sort_needs(i: Instruction, live: Elements) -> Elements:
     comparator: Computation = i.attrs["to_apply"]
-    bits = _reads(comparator, {p: 1 << number // 2 for number, p in enumerate(comparator.parameters)})[comparator.root]
-    return live | {k for k in range(width(i)) if bits >> k & 1}
+    reads = _Reads(comparator, {p: 1 << number // 2 for number, p in enumerate(comparator.parameters)})
+    return live | frozenset(_members(reads.results[0]))
 
 
 def _own(i: Instruction, live: Elements) -> Elements:

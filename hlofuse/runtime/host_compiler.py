@@ -37,6 +37,8 @@ from .unit_builder import (
 
 # Values first: no flag here lets the compiler assume away NaN, infinities, signed zeros or rounding, and contraction
 # into fma is decided in the IR. The last two keep equal helpers of different units apart.
+_IS_X86 = platform.machine() in ("x86_64", "AMD64", "i686")
+_NATIVE = "-march=native" if _IS_X86 else "-mcpu=native"
 HOST_FLAGS: tuple[str, ...] = (
     "-O3",
     "-fno-math-errno",
@@ -48,8 +50,9 @@ HOST_FLAGS: tuple[str, ...] = (
     "-fno-asynchronous-unwind-tables",
     "-fno-semantic-interposition",
     "-Wl,-Bsymbolic",
+    # Full vectors: up to twice as fast where exp and the like dominate, no slower elsewhere.
+    *(("-mprefer-vector-width=512",) if _IS_X86 else ()),
 )
-_NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
 _SHARED = ("-shared", "-fPIC", "-Wl,-z,defs")
 _COMPILE_TIMEOUT_S = 600
 _MESSAGE_LIMIT = 8000

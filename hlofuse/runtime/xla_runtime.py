@@ -17,6 +17,7 @@ from hlofuse.codegen.kernel import KernelText, write_kernel
 from hlofuse.config import is_strict
 from hlofuse.errors import HlofuseError, HlofuseWarning
 from hlofuse.frontend import jaxpr_compat as compat
+from hlofuse.frontend.jax_compat import result_types, with_key_type
 from hlofuse.fusion.fuse import deep_recursion
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
@@ -74,7 +75,8 @@ class Executable:
                 values[i] = results[0] if isinstance(i.shape, Shape) else tuple(results)
             else:
                 values[i] = evaluate_instruction(i, inputs)
-        return [values[o] for o in entry.outputs]
+        results = [values[o] for o in entry.outputs]
+        return [with_key_type(x, aval) for x, aval in zip(results, self.compilation.jaxpr.out_avals, strict=True)]
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -100,9 +102,8 @@ def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
 def _call(i: Instruction, kernel: HostKernel, inputs: Sequence[Any], free: set[Instruction],
           last_read: dict[Instruction, Instruction]) -> Any:
     """One custom call; donated operands that the kernel reads last give their memory to a result."""
-    vma = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in inputs))
-    results = [*i.result_shapes, *kernel.text.scratch]
-    avals = [jax.ShapeDtypeStruct(s.dims, s.dtype, **({"vma": vma} if vma else {})) for s in results]
+    results = [(s.dims, s.dtype) for s in (*i.result_shapes, *kernel.text.scratch)]
+    avals = result_types(inputs, results)
     aliases: dict[int, int] = {}
     for operand, result in kernel.text.aliases.items():
         source = i.operands[operand]
