@@ -6,16 +6,14 @@ Every stage leaves a named snapshot, which is all that the command line, the not
 from __future__ import annotations
 
 import functools
-import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlofuse.codegen.dialect import DIALECTS, Dialect
-from hlofuse.codegen.kernel import KernelText, write_kernel
+from hlofuse.codegen.dialect import DIALECTS
+from hlofuse.codegen.kernel import KernelText, Segment, write_kernel
 from hlofuse.codegen.values import EmitError
 from hlofuse.config import Options, dump_directory
 from hlofuse.explore.explanation import explain_fusion
@@ -24,8 +22,7 @@ from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.frontend.trace import trace_function
 from hlofuse.fusion.cost_model import CostEstimate
 from hlofuse.fusion.devices import DeviceSpec, find_device
-from hlofuse.fusion.fuse import Fused, deep_recursion, fuse_computation
-from hlofuse.fusion.plan import Plan
+from hlofuse.fusion.fuse import Fused, PlannedSegment, deep_recursion, fuse_computation
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
 from hlofuse.runtime.xla_runtime import Executable, build_executable
@@ -38,7 +35,6 @@ class KernelCode:
     """A cluster's kernel in every dialect."""
 
     texts: dict[str, KernelText]
-    device: DeviceSpec
 
     @property
     def sources(self) -> dict[str, str]:
@@ -54,15 +50,16 @@ class KernelCode:
         return self.texts["cuda"].shared_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cluster:
-    """One kernel of the fused module. `plan` is None where it runs through JAX; `refusal` says why."""
+    """One launch of the fused module. It has no `segments` where it runs through JAX; `refusal` says why."""
 
     instruction: Instruction
-    plan: Plan | None
+    segments: tuple[Segment, ...]
     cost: CostEstimate
     refusal: str | None
     device: DeviceSpec
+    written: dict[str, KernelText] = field(default_factory=dict)   # by dialect
 
     @property
     def name(self) -> str:
@@ -70,24 +67,23 @@ class Cluster:
 
     @property
     def form(self) -> str:
-        return self.kernel.texts[self.device.dialect].form if self.plan else "jax"
+        return self.text.form if self.segments else "jax"
 
-    @functools.cached_property
-    def kernel(self) -> KernelCode:
-        assert self.plan is not None, f"{self.name} runs through JAX: {self.refusal}"
-        texts = {name: _write(self.plan, dialect, self.name) for name, dialect in DIALECTS.items()}
-        return KernelCode(texts, self.device)
-
-    @functools.cached_property
+    @property
     def text(self) -> KernelText:
         """The kernel in the device's own dialect."""
-        assert self.plan is not None
-        return _write(self.plan, DIALECTS[self.device.dialect], self.name)
+        return self.text_in(self.device.dialect)
 
+    def text_in(self, dialect: str) -> KernelText:
+        assert self.segments, f"{self.name} runs through JAX: {self.refusal}"
+        if dialect not in self.written:
+            with deep_recursion():
+                self.written[dialect] = write_kernel(self.segments, DIALECTS[dialect], self.name)
+        return self.written[dialect]
 
-def _write(plan: Plan, dialect: Dialect, name: str) -> KernelText:
-    with deep_recursion():
-        return write_kernel(plan, dialect, name)
+    @property
+    def kernel(self) -> KernelCode:
+        return KernelCode({name: self.text_in(name) for name in DIALECTS})
 
 
 @dataclass(frozen=True)
@@ -156,42 +152,46 @@ def _compile(closed: Any | None, module: Module | None, options: Options, device
         optimized = run_passes(module, on_snapshot=stages.keep)
     stages.keep("optimized", optimized)
     with stages.timed("fusion"):
-        fusion = fuse_computation(optimized.entry, spec, options.fusion, functools.partial(_unwritable, spec))
+        fusion, clusters = _fuse(optimized.entry, spec, options.fusion)
         fused = Module(optimized.name, fusion.computation)
-        clusters = tuple(Cluster(k.instruction, k.plan, k.cost, k.refusal, spec) for k in fusion.kernels)
     stages.keep("fused", fused)
-    with stages.timed("codegen"):
-        for cluster in clusters:
-            if cluster.plan is not None:
-                _ = cluster.text
     return Compilation(name, closed, stages.snapshots, fused, clusters, fusion, spec, consts, stages.timings)
 
 
-def _unwritable(device: DeviceSpec, plan: Plan) -> str | None:
-    """Why the emitter cannot write a plan, or None."""
-    try:
-        write_kernel(plan, DIALECTS[device.dialect])
-    except EmitError as error:
-        return f"producer-consumer: {error}"
-    return None
+def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring") -> tuple[Fused, tuple[Cluster, ...]]:
+    """Fuses a computation and writes its kernels, because only what can be written is accepted."""
+    texts: dict[Instruction, KernelText] = {}
+
+    def accept(fusion: Instruction, segments: Sequence[PlannedSegment]) -> str | None:
+        try:
+            texts[fusion] = write_kernel(_as_segments(segments), DIALECTS[device.dialect], fusion.name)
+        except EmitError as error:
+            return f"producer-consumer: {error}"
+        return None
+
+    fused = fuse_computation(computation, device, method, accept)
+    clusters = tuple(Cluster(k.instruction, _as_segments(k.segments), k.cost, k.refusal, device,
+                             {device.dialect: texts[k.instruction]} if k.segments else {}) for k in fused.kernels)
+    return fused, clusters
+
+
+def _as_segments(segments: Sequence[PlannedSegment]) -> tuple[Segment, ...]:
+    return tuple(Segment(s.plan, s.operands, s.results) for s in segments)
 
 
 def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:
     """The launches of a loop's body or of a branch, fused as a program of its own."""
-    fusion = fuse_computation(body, device)
-    clusters = tuple(Cluster(k.instruction, k.plan, k.cost, k.refusal, device) for k in fusion.kernels)
-    return count_launches(Module("body", fusion.computation), clusters, functools.partial(_count_body, device))
+    fused, clusters = _fuse(body, device)
+    return count_launches(Module("body", fused.computation), clusters, functools.partial(_count_body, device))
 
 
 # --- what the runtime asks for ------------------------------------------------------------------------------------------
 
-_executables: dict[str, Executable] = {}
-_lock = threading.Lock()
 _HOST = "host"
 
 
 def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
-    """The executable of a jaxpr, compiled once per program and options."""
+    """The executable of a jaxpr."""
     spec = find_device(options.device or _HOST)
     name = getattr(getattr(closed.jaxpr, "debug_info", None), "func_name", "main")
     compilation = _compile(closed, None, options, spec.name, name)
@@ -205,7 +205,3 @@ def _dump(compilation: Compilation) -> None:
         from hlofuse.explore.dump import dump_compilation
 
         dump_compilation(compilation, directory)
-
-
-def fingerprint(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -38,7 +38,7 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 bin=.venv/bin
 
-step "ruff" "$bin/ruff" check .
+step "ruff" "$bin/ruff" check --output-format concise .
 step "mypy" "$bin/mypy"
 step "pytest" "$bin/python" -m pytest -q -n 2 --durations 15
 step "scoreboard" "$bin/python" scripts/scoreboard.py --check --size small --jobs 2

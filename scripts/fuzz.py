@@ -53,6 +53,7 @@ def main() -> int:
             print(fault if options.no_shrink else shrink(fault, options.donate, options.x64), flush=True)
         seed += len(seeds)
         done += len(seeds)
+        print(f"{done} programs, {found} with faults", file=sys.stderr, flush=True)
     print(f"{done} programs in {', '.join(modes)}: {found} with faults")
     return 1 if found else 0
 

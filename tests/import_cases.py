@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.ad_checkpoint
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -41,7 +42,7 @@ def named(module: Any, names: str) -> dict[str, Callable[..., Any]]:
     return {name: getattr(module, name) for name in names.split() if hasattr(module, name)}
 
 
-# --- element-wise -------------------------------------------------------------------------------------------------------
+# --- element-wise -------------------------------------------------------------------------------------------------
 
 REAL = "abs neg sign floor ceil is_finite exp exp2 expm1 log log1p log2 logistic sqrt rsqrt cbrt sin cos tan tanh " \
        "sinh cosh atan asinh erf erfc square one_minus_square stop_gradient round"
@@ -49,14 +50,15 @@ for dtype in (np.float32, jnp.bfloat16, np.float16):
     each(np.dtype(dtype).name, named(lax, REAL), EDGES.astype(dtype))
     each(f"{np.dtype(dtype).name}_unit", named(lax, "asin acos atanh erf_inv"), UNIT.astype(dtype))
     case(f"{np.dtype(dtype).name}_acosh", lax.acosh, np.array([1, 1.5, 30, 1e4, INF, NAN]).astype(dtype))
-each("complex", named(lax, "abs neg sign exp log sqrt rsqrt sin cos tan tanh square real imag conj log1p expm1 logistic "
-                           "sinh cosh asinh acosh atanh exp2 log2"), COMPLEX)
+each("complex", named(lax, "abs neg sign exp log sqrt rsqrt sin cos tan tanh square real imag conj log1p expm1 "
+                           "logistic sinh cosh asinh acosh atanh exp2 log2"), COMPLEX)
 case("conj_of_real", lax.conj, MATRIX)
 case("complex_parts", lambda x, y: lax.complex(x, y), EDGES, EDGES[::-1].copy())
 case("round_to_even", lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), EDGES)
 BINARY = "add sub mul div rem max min pow atan2 nextafter eq ne lt le gt ge"
 each("binary_float32", named(lax, BINARY), np.repeat(EDGES, EDGES.size), np.tile(EDGES, EDGES.size))
-each("binary_float16", named(lax, "add mul div max nextafter rem"), EDGES.astype(np.float16), EDGES[::-1].astype(np.float16))
+each("binary_float16", named(lax, "add mul div max nextafter rem"), EDGES.astype(np.float16),
+     EDGES[::-1].astype(np.float16))
 each("binary_complex", named(lax, "add sub mul div eq ne max min pow"), COMPLEX, COMPLEX[::-1].copy())
 each("binary_int32", named(lax, "add sub mul max min bitwise_and bitwise_or bitwise_xor shift_left "
                                 "shift_right_logical shift_right_arithmetic eq lt ge div rem"),
@@ -107,7 +109,7 @@ case("forwarded_and_literal", lambda x: (x, 1.0, x), np.float32(3))
 case("copy", lambda x: jnp.copy(x), MATRIX)
 
 
-# --- structure ----------------------------------------------------------------------------------------------------------
+# --- structure ----------------------------------------------------------------------------------------------------
 
 case("broadcast_stretch", lambda x: lax.broadcast_in_dim(x, (2, 4, 6, 3), (1, 2)), MATRIX)
 case("broadcast_unit", lambda x: lax.broadcast_in_dim(x, (4, 5), (0, 1)), MATRIX[:, :1])
@@ -157,13 +159,14 @@ case("scatter_bool", lambda x, i: x.at[i].set(True), BOOLS, np.int32([1, 8]))
 case("scatter_complex", lambda x, i: x.at[i].add(1j), COMPLEX, np.int32([1, 1, 8]))
 case("sort", lambda x: (jnp.sort(x), jnp.argsort(x), jnp.sort(x, descending=True)), np.tile(EDGES, 2))
 case("sort_axis", lambda x: lax.sort(x, dimension=0), np.float32([[3, 1], [1, 2], [2, 0]]))
-case("sort_two_keys", lambda x, y: lax.sort((x, y, y * 10), num_keys=2), np.int32([2, 1, 2, 1]), np.float32([0, 3, -1, 2]))
+case("sort_two_keys", lambda x, y: lax.sort((x, y, y * 10), num_keys=2), np.int32([2, 1, 2, 1]),
+     np.float32([0, 3, -1, 2]))
 case("sort_complex", lambda x: jnp.sort(x), np.array([1 + 1j, 1 - 1j, -1j, 0.5], np.complex64))
 case("sort_half", lambda x: jnp.sort(x), EDGES.astype(jnp.bfloat16))
 case("sort_bool", lambda x: jnp.sort(x), BOOLS)
 
 
-# --- reductions ---------------------------------------------------------------------------------------------------------
+# --- reductions ---------------------------------------------------------------------------------------------------
 
 each("reduce", {"sum": lambda x: x.sum(0), "prod": lambda x: (x / 9).prod(1), "max": lambda x: x.max(), "min": lambda x:
                 x.min((0, 1)), "mean": lambda x: x.mean(1), "var": lambda x: x.var()}, MATRIX)
@@ -175,8 +178,8 @@ each("argument", {"max": lambda x: x.argmax(1), "min": lambda x: x.argmin(0), "i
 case("argmax_of_infinities", lambda x: (x.argmax(), (-x).argmin()), np.float32([-INF, -INF]))
 each("reduce_bits", {"and": lambda x: lax.reduce_and(x, (0,)), "or": lambda x: lax.reduce_or(x, (0,)),
                      "xor": lambda x: lax.reduce_xor(x, (0,))}, np.uint8([[3, 5], [6, 250]]))
-each("reduce_bool", {"all": lambda x: x.all(), "any": lambda x: x.any(), "max": lambda x: x.max(), "min": lambda x: x.min(),
-                     "xor": lambda x: lax.reduce_xor(x, (0,))}, BOOLS)
+each("reduce_bool", {"all": lambda x: x.all(), "any": lambda x: x.any(), "max": lambda x: x.max(),
+                     "min": lambda x: x.min(), "xor": lambda x: lax.reduce_xor(x, (0,))}, BOOLS)
 each("reduce_complex", {"sum": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}, COMPLEX)
 each("reduce_empty", {"sum": lambda x: x.sum(0), "prod": lambda x: x.prod(0), "any": lambda x: (x > 0).any(0)},
      np.zeros((0, 3), np.float32))
@@ -212,7 +215,7 @@ case("cumulative_logsumexp_infinite", lambda x: lax.cumlogsumexp(x), np.float32(
 case("cumulative_complex", lambda x: (jnp.cumsum(x), lax.cumlogsumexp(x)), COMPLEX)
 
 
-# --- contractions -------------------------------------------------------------------------------------------------------
+# --- contractions -------------------------------------------------------------------------------------------------
 
 LEFT, RIGHT = MATRIX / 7, np.cos(np.arange(30)).astype(np.float32).reshape(6, 5)
 case("matmul", lambda x, y: x @ y, LEFT, RIGHT)
@@ -242,8 +245,24 @@ case("convolution_gradient", lambda x, k: jax.grad(lambda k: (lax.conv_general_d
 case("fft", lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x)), jnp.fft.ifft2(x)), MATRIX)
 
 
-# --- control ------------------------------------------------------------------------------------------------------------
+# --- control ------------------------------------------------------------------------------------------------------
 
+@jax.custom_batching.custom_vmap
+def custom_sine(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+@custom_sine.def_vmap
+def _custom_sine_vmap(size: int, batched: list[bool], x: Any) -> Any:
+    return custom_sine(x), True
+
+
+@jax.custom_vjp
+def custom_square(x: Any) -> Any:
+    return x * x
+
+
+custom_square.defvjp(lambda x: (x * x, x), lambda x, ct: (2 * x * ct,))
 TABLE, WEIGHTS = jnp.arange(6.0), np.linspace(0, 1, 6, dtype=np.float32)
 case("scan_reverse", lambda x: lax.scan(lambda c, r: (c * 0.5 + r, c + r), x[0], x, reverse=True), MATRIX)
 case("scan_consts", lambda x: lax.scan(lambda c, r: (c + TABLE * r, (c * WEIGHTS, r.sum())), TABLE, x), MATRIX)
@@ -259,16 +278,20 @@ case("scan_keys", lambda k: lax.scan(lambda c, key: (c + jax.random.uniform(key)
      jax.random.key(3))
 case("fori_loop", lambda x: lax.fori_loop(0, 7, lambda i, c: c + i * x, x), MATRIX)
 case("while_dynamic", lambda n, x: lax.fori_loop(0, n, lambda i, c: c * TABLE + x, x), np.int32(4), MATRIX)
-case("while_batched", jax.vmap(lambda a: lax.while_loop(lambda s: s[0] < 20, lambda s: (s[0] * 1.5 + 1, s[1] + a), (a, a))),
+case("while_batched", jax.vmap(lambda a: lax.while_loop(
+    lambda s: s[0] < 20, lambda s: (s[0] * 1.5 + 1, s[1] + a), (a, a))),
      np.float32([0, 3, 19, 50]))
 case("while_batched_twice", jax.vmap(jax.vmap(lambda a: lax.while_loop(
     lambda s: s.sum() < 20, lambda s: s * 1.5 + jnp.ones(2), a * jnp.ones(2)))), np.float32([[0, 3], [19, 50]]))
 case("while_batched_consts", jax.vmap(lambda a, n: lax.while_loop(lambda s: s < n, lambda s: s + a, 0.0)),
      np.float32([1, 2, 3]), np.float32([0, 7, 4]))
 case("cond", lambda p, x: lax.cond(p, lambda y: y + TABLE, lambda y: y * WEIGHTS, x), np.False_, TABLE)
-case("cond_of_comparison", lambda x: lax.cond(x[0] > 0, lambda y: (y, y[0]), lambda y: (-y, y[1]), x), np.float32([-1, 2]))
-case("switch", lambda i, x: lax.switch(i, [lambda y: y, lambda y: y + 1, lambda y: y @ y.T @ y], x), np.int32(2), MATRIX / 9)
-case("switch_clamped", lambda i, x: lax.switch(i, [lambda y: y, lambda y: y + 1, lambda y: y * 2], x), np.int32(-7), MATRIX)
+case("cond_of_comparison", lambda x: lax.cond(x[0] > 0, lambda y: (y, y[0]), lambda y: (-y, y[1]), x),
+     np.float32([-1, 2]))
+case("switch", lambda i, x: lax.switch(i, [lambda y: y, lambda y: y + 1, lambda y: y @ y.T @ y], x), np.int32(2),
+     MATRIX / 9)
+case("switch_clamped", lambda i, x: lax.switch(i, [lambda y: y, lambda y: y + 1, lambda y: y * 2], x), np.int32(-7),
+     MATRIX)
 case("switch_batched", jax.vmap(lambda i, x: lax.switch(i, [lambda y: y, lambda y: y + 1, lambda y: y * 2], x)),
      np.int32([0, 1, 2, 9]), MATRIX)
 case("checkpoint_gradient", jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)).sum())(x)), MATRIX)
@@ -277,10 +300,20 @@ case("closed_over", lambda x: jax.jit(lambda y: y * TABLE + WEIGHTS)(x) + jax.ji
 case("barrier", lambda x: lax.optimization_barrier((x, x + 1)), MATRIX)
 case("root_of_function", lambda x: jax.lax.custom_root(lambda y: y * y - x, x, lambda f, y: lax.fori_loop(
     0, 9, lambda i, v: v - f(v) / (2 * v), y), lambda g, y: y / g(1.0)), np.float32(2))
-case("linear_solve", lambda x: lax.custom_linear_solve(lambda v: v * 3 + x * v, x, lambda f, b: b / (3 + x)), np.float32([1, 2]))
+case("linear_solve", lambda x: lax.custom_linear_solve(lambda v: v * 3 + x * v, x, lambda f, b: b / (3 + x)),
+     np.float32([1, 2]))
+
+case("collectives_of_vmap", jax.vmap(lambda x: (lax.psum(x, "i"), lax.pmax(x, "i"), lax.all_gather(x, "i"),
+                                                lax.axis_index("i")), axis_name="i"), MATRIX)
+case("searching", lambda x: (jnp.searchsorted(x, x * 1.5), jnp.interp(x * 1.5, x, -x), jnp.nonzero(x > 0, size=3)),
+     MATRIX[2])
+case("custom_batching", lambda x: custom_sine(x), MATRIX)
+case("custom_vjp_forward", lambda x: custom_square(x) + 1, MATRIX)
+case("named_values", lambda x: jax.ad_checkpoint.checkpoint_name(jnp.sin(x), "sine"), MATRIX)
+case("integer_gradient", lambda x, i: jax.vjp(lambda y, j: y[j], x, i)[1](x[0]), MATRIX, np.int32(2))
 
 
-# --- random -------------------------------------------------------------------------------------------------------------
+# --- random -------------------------------------------------------------------------------------------------------
 
 KEY, RAW = jax.random.key(7), np.array([3, 2**31 + 5], np.uint32)
 each("random", {"bits": lambda k: jax.random.bits(k, (3, 5)), "bits8": lambda k: jax.random.bits(k, (7,), np.uint8),
@@ -293,7 +326,8 @@ each("random", {"bits": lambda k: jax.random.bits(k, (3, 5)), "bits8": lambda k:
 case("random_gamma", lambda k: jax.random.gamma(k, 2.0, (3,)), KEY)
 case("random_raw_key", lambda k: jax.random.normal(k, (3,)), RAW)
 case("random_seed", lambda s: (jax.random.key(s), jax.random.PRNGKey(s)), np.int32(-5))
-case("random_fold_in_batched", lambda ks, i: jax.vmap(jax.random.fold_in)(ks, i), jax.random.split(KEY, 3), np.arange(3))
+case("random_fold_in_batched", lambda ks, i: jax.vmap(jax.random.fold_in)(ks, i), jax.random.split(KEY, 3),
+     np.arange(3))
 case("random_keys_structure", lambda ks: (ks[1], ks[::2], ks[:, None], jnp.concatenate([ks, ks]), ks[np.array([2, 0])],
                                           jnp.where(jnp.array([True, False, True]), ks, ks[::-1]), ks.reshape(3, 1).T),
      jax.random.split(KEY, 3))

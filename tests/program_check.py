@@ -97,7 +97,7 @@ def _compile(programs: Sequence[Program], traced: Sequence[TracedFunction],
 
 
 def _texts(compilation: Compilation) -> list[Any]:
-    return [c.text for c in compilation.clusters if c.plan is not None]
+    return [c.text_in("host") for c in compilation.clusters if c.segments]
 
 
 def _call_of(program: Program, executable: Executable, donate: bool) -> Callable[..., Any]:

@@ -137,8 +137,8 @@ def _placements(source: tuple[int, ...], dims: tuple[int, ...]) -> list[tuple[in
 
 def reshaped(values: list[Instruction], draws: Draws) -> Instruction | None:
     x = _some(values, draws, ("f32", "s32", "pred"))
-    targets = [d for d in ((2, 3), (3, 2), (6,), (1, 2, 3), (2, 1, 3), (2, 3, 1), (3,), (3, 1), (2,), (2, 1), (1, 1), ())
-               if np.prod(d) == x.array.size]
+    shapes = ((2, 3), (3, 2), (6,), (1, 2, 3), (2, 1, 3), (2, 3, 1), (3,), (3, 1), (2,), (2, 1), (1, 1), ())
+    targets = [d for d in shapes if np.prod(d) == x.array.size]
     return reshape(x, draws.pick(targets)) if targets else None
 
 

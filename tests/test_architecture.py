@@ -134,12 +134,16 @@ def test_importing_the_package_loads_no_optimizer():
 
 
 def modules_of(node: ast.Import | ast.ImportFrom, path: Path) -> list[Path]:
+    """The files that an import statement runs; `from package import module` is the module."""
+    if isinstance(node, ast.Import):
+        return [file for alias in node.names for file in files_of(alias.name)]
     package = ("hlofuse", *path.relative_to(PACKAGE).parts[:-1])
-    names = [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        base = package[: len(package) - node.level + 1] if node.level else ()
-        module = ".".join((*base, *([node.module] if node.module else [])))
-        names = [module, *(f"{module}.{name}" for name in names)]
-    candidates = [ROOT / name.replace(".", "/") for name in names if name.split(".")[0] == "hlofuse"]
-    files = [c.with_suffix(".py") for c in candidates] + [c / "__init__.py" for c in candidates]
-    return [f for f in files if f.exists()]
+    base = package[: len(package) - node.level + 1] if node.level else ()
+    module = ".".join((*base, *([node.module] if node.module else [])))
+    return [file for alias in node.names for file in files_of(f"{module}.{alias.name}") or files_of(module)]
+
+
+def files_of(name: str) -> list[Path]:
+    place = ROOT / name.replace(".", "/")
+    candidates = (place.with_suffix(".py"), place / "__init__.py") if name.split(".")[0] == "hlofuse" else ()
+    return [file for file in candidates if file.exists()]

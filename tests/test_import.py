@@ -13,12 +13,13 @@ from jax import lax
 
 from hlofuse.frontend.control_rules import ScanFacts
 from hlofuse.frontend.import_jaxpr import Imported, import_jaxpr
+from hlofuse.frontend.jaxpr_compat import JaxprImportError
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.to_jax import evaluate_computation
 from hlofuse.hlo.verifier import verify_module
 
 # Cases with equations that JAX is meant to run.
-OPAQUE_CASES = {"random_rbg": "jax.rng_bit_generator", "root_of_function": "jax.call_hi_primitive"}
+OPAQUE_CASES = {"random_rbg": "jax.rng_bit_generator"}
 
 
 def imported(function, *arguments) -> Imported:
@@ -87,7 +88,7 @@ def test_workload_has_no_opaque_instruction(name):
     assert_same_results(result, workload.fn, arguments)
 
 
-# --- accuracy -----------------------------------------------------------------------------------------------------------
+# --- accuracy -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float64])
 @pytest.mark.parametrize("name", ["erfc", "erf_inv"])
@@ -108,7 +109,7 @@ def test_special_function_is_as_accurate_as_jax(name, dtype):
     assert errors[0].mean() <= 2 * errors[1].mean() + 0.1
 
 
-# --- signature ----------------------------------------------------------------------------------------------------------
+# --- signature ----------------------------------------------------------------------------------------------------
 
 def test_captured_arrays_are_trailing_operands():
     weights = np.linspace(0, 1, 6, dtype=np.float32)
@@ -157,7 +158,7 @@ def test_root_is_a_tuple_unless_there_is_one_result(results):
     assert len(result.module.entry.outputs) == results
 
 
-# --- metadata -----------------------------------------------------------------------------------------------------------
+# --- metadata -----------------------------------------------------------------------------------------------------
 
 def test_metadata_is_the_users_line_and_name_stack():
     @jax.jit
@@ -173,10 +174,11 @@ def test_metadata_is_the_users_line_and_name_stack():
     assert sine.metadata.source_line == inner.__wrapped__.__code__.co_firstlineno + 3
 
 
-# --- control ------------------------------------------------------------------------------------------------------------
+# --- control ------------------------------------------------------------------------------------------------------
 
 def test_scan_is_a_while_with_facts():
-    result = imported(lambda x, w: lax.scan(lambda c, r: (c + w * r, (c, r * w)), x[0], x, reverse=True), MATRIX, MATRIX[0])
+    result = imported(lambda x, w: lax.scan(lambda c, r: (c + w * r, (c, r * w)), x[0], x, reverse=True),
+                      MATRIX, MATRIX[0])
     (loop,) = (i for i in result.module.entry.instructions if i.opcode == "while")
     assert loop.attrs["scan"] == ScanFacts(length=4, num_consts=1, num_carry=1, num_xs=1, num_ys=2, reverse=True)
     body = loop.attrs["body"]
@@ -199,6 +201,13 @@ def test_branches_on_a_bool_use_it_as_predicate():
     result = imported(lambda p, x: lax.cond(p, lambda y: y + 1, lambda y: y * 2, x), np.True_, MATRIX)
     (branch,) = (i for i in result.module.entry.instructions if i.opcode == "conditional")
     assert branch.operands[0].element_type == "pred"
+
+
+def test_platform_dependent_is_settled_by_the_platform():
+    closed = jax.make_jaxpr(lambda x: lax.platform_dependent(x, cuda=lambda y: y * 2, default=jnp.sin))(MATRIX)
+    assert opaque_targets(import_jaxpr(closed)) == {"jax.platform_index", "jax.cond"}
+    assert opcodes(import_jaxpr(closed, platform="cpu"))[-1] == "sine"
+    assert opcodes(import_jaxpr(closed, platform="cuda"))[-1] == "multiply"
 
 
 def test_differentiated_checkpoint_leaves_a_barrier():
@@ -244,7 +253,7 @@ def test_own_primitive_is_inlined():
     assert "sine" in opcodes(imported(lambda x: fused(x) + 1, MATRIX))
 
 
-# --- what has no rule -----------------------------------------------------------------------------------------------------
+# --- what has no rule ---------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, target, function", [
     ("library", "jax.qr", lambda x: jnp.linalg.qr(x)[1] * 2),
@@ -272,7 +281,14 @@ def test_effects_are_kept_in_order():
     assert set(entry.effects) <= set(entry.instructions)
 
 
-# --- speed --------------------------------------------------------------------------------------------------------------
+def test_reference_argument_is_refused_by_name():
+    cell = jax.new_ref(jnp.asarray(MATRIX))
+    closed = jax.make_jaxpr(lambda x: cell[0] + x)(MATRIX[0])
+    with pytest.raises(JaxprImportError, match="Ref"):
+        import_jaxpr(closed)
+
+
+# --- speed --------------------------------------------------------------------------------------------------------
 
 def test_ten_thousand_equations_import_quickly():
     def function(x):

@@ -1,7 +1,8 @@
-"""Passes: goldens for each rule family, and the same values bit for bit before and after, on programs real and random."""
+"""Passes: a golden for each rule family; the same values, bit for bit, before and after on programs real and random."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from catalog import CATALOG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_hlo import FLOAT_VALUES, PARAMETERS, combiner, programs, special_values
+from random_hlo import FLOAT_VALUES, combiner, programs, special_values
 
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.hlo import shape_rules
@@ -26,6 +27,7 @@ from hlofuse.hlo.traverse import rebuild, structurally_equal
 from hlofuse.hlo.verifier import verify_module
 from hlofuse.passes import PIPELINE, run_passes
 from hlofuse.passes.constant_folding import SCALAR_FOLDERS, constant_folding
+from hlofuse.passes.dot_canonicalizer import is_plain_layout
 from hlofuse.passes.inline_calls import LARGEST_MODULE, inline_calls
 from hlofuse.passes.reshape_mover import common_factors
 from hlofuse.passes.rewrite import RewriteLoopError, RuleTable, rewrite
@@ -40,21 +42,26 @@ PASSES = {entry.name: entry for entry in PIPELINE}
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 
 
-def evaluated(module: Module, arguments: list[np.ndarray]) -> list[np.ndarray]:
-    """The results by XLA, which must not see the constants: it would itself turn -0.0 + 0.0 into -0.0."""
+Values = list[np.ndarray]
+
+
+def evaluator(module: Module) -> Callable[[Values], Values]:
+    """Computes the results by XLA, which must not see the constants: it would itself turn -0.0 + 0.0 into -0.0."""
     constants = [i for i in module.entry.instructions if i.opcode == "constant"]
-    named = {c: parameter(len(arguments) + n, c.array) for n, c in enumerate(constants)}
+    count = len(module.entry.parameters)
+    named = {c: parameter(count + n, c.array) for n, c in enumerate(constants)}
     entry = rebuild(module.entry, named)
     opened = Module("opened", computation("opened", (*entry.parameters, *named.values()), entry.root, entry.effects))
-    return evaluated_as_it_is(opened, [*arguments, *(c.literal for c in constants)])
+    run = evaluator_as_it_is(opened)
+    return lambda arguments: run([*arguments, *(c.literal for c in constants)])
 
 
-def evaluated_as_it_is(module: Module, arguments: list[np.ndarray]) -> list[np.ndarray]:
+def evaluator_as_it_is(module: Module) -> Callable[[Values], Values]:
     function = jax.jit(lambda *values: evaluate_module(module, values), compiler_options=UNOPTIMIZED)
-    return [np.asarray(value) for value in function(*arguments)]
+    return lambda arguments: [np.asarray(value) for value in function(*arguments)]
 
 
-def assert_same_bits(before: list[np.ndarray], after: list[np.ndarray]) -> None:
+def assert_same_bits(before: Values, after: Values) -> None:
     """Equal with NaN in the same places and zeros of the same sign; the payload of a NaN is nobody's business."""
     for n, (x, y) in enumerate(zip(before, after, strict=True)):
         assert (x.dtype, x.shape) == (y.dtype, y.shape), f"result {n}"
@@ -65,7 +72,7 @@ def assert_same_bits(before: list[np.ndarray], after: list[np.ndarray]) -> None:
                                           f"signs of zero in result {n}")
 
 
-def special_arguments(module: Module, seed: int) -> list[np.ndarray]:
+def special_arguments(module: Module, seed: int) -> Values:
     return [special_values(p.array, seed + n) for n, p in enumerate(module.entry.parameters)]
 
 
@@ -90,9 +97,10 @@ def test_golden(path: Path, update_golden: bool):
         return
     assert comment.startswith("// why: ") and len(path.read_text().splitlines()) <= 40
     assert text == expected
-    for seed in range(3):
+    run_before, run_after = evaluator(before), evaluator(after)
+    for seed in range(5):
         arguments = special_arguments(before, seed)
-        assert_same_bits(evaluated(before, arguments), evaluated(after, arguments))
+        assert_same_bits(run_before(arguments), run_after(arguments))
     if structurally_equal(before, after):
         assert after is before
 
@@ -113,7 +121,7 @@ def test_catalog_values_and_fixpoint(name: str):
     assert run_passes(optimized) is optimized
     assert instruction_count(optimized) <= instruction_count(imported.module)
     flat = [*jax.tree.leaves(arguments), *imported.consts]
-    before, after = evaluated_as_it_is(imported.module, flat), evaluated_as_it_is(optimized, flat)
+    before, after = evaluator_as_it_is(imported.module)(flat), evaluator_as_it_is(optimized)(flat)
     if any(i.opcode == "dot" for c in optimized.computations for i in c.instructions):
         # A library may add in another order when an operand is no longer transposed first.
         for x, y in zip(before, after, strict=True):
@@ -126,14 +134,48 @@ def instruction_count(module: Module) -> int:
     return sum(len(c.instructions) for c in module.computations)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(programs, st.integers(0, 1000))
 def test_random_programs_keep_their_values(module: Module, seed: int):
     verify_module(module)
     optimized = run_passes(module)
     assert run_passes(optimized) is optimized
-    arguments = [special_values(shape, seed + n) for n, shape in enumerate(PARAMETERS)]
-    assert_same_bits(evaluated(module, arguments), evaluated(optimized, arguments))
+    run_before, run_after = evaluator(module), evaluator(optimized)
+    for arguments in (special_arguments(module, seed), special_arguments(module, seed + 1)):
+        assert_same_bits(run_before(arguments), run_after(arguments))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.randoms(use_true_random=False))
+def test_dots_with_axes_in_any_order_between_transposes(random):
+    """Values are small integers, so that the order of a sum does not matter."""
+    sizes = {"batch": (2, 3), "contracting": (4, 2), "left": (3, 1, 2), "right": (5, 2)}
+    axes = {kind: [(kind, n) for n in range(random.randrange(len(s) + 1))] for kind, s in sizes.items()}
+
+    def operand(number: int, free: str) -> tuple[Instruction, Instruction, list]:
+        order = [*axes["batch"], *axes["contracting"], *axes[free]]
+        random.shuffle(order)
+        x = parameter(number, Shape("f32", tuple(sizes[kind][n] for kind, n in order)))
+        permutation = random.sample(range(len(order)), len(order))
+        return x, make("transpose", x, dimensions=tuple(permutation)), [order[p] for p in permutation]
+
+    def places(order: list, kind: str) -> tuple[int, ...]:
+        return tuple(order.index(axis) for axis in axes[kind])
+
+    (x, left, left_order), (y, right, right_order) = operand(0, "left"), operand(1, "right")
+    dot = make("dot", left, right, lhs_batch_dims=places(left_order, "batch"),
+               rhs_batch_dims=places(right_order, "batch"), lhs_contracting_dims=places(left_order, "contracting"),
+               rhs_contracting_dims=places(right_order, "contracting"))
+    result = make("transpose", dot, dimensions=tuple(random.sample(range(len(dot.dims)), len(dot.dims))))
+    module = verify_module(one_instruction_module(result, x, y))
+    optimized = run_passes(module)
+    assert run_passes(optimized) is optimized
+    rng = np.random.default_rng(0)
+    arguments = [rng.integers(-4, 5, p.dims).astype(np.float32) for p in (x, y)]
+    assert_same_bits(evaluator(module)(arguments), evaluator(optimized)(arguments))
+    for i in optimized.entry.instructions:
+        if i.opcode == "dot":
+            assert is_plain_layout(i, i.attrs, 0) and is_plain_layout(i, i.attrs, 1)
 
 
 @pytest.mark.parametrize("source", [
@@ -188,18 +230,18 @@ def test_ten_thousand_instructions_in_a_row():
         value = reshape(x, (2, 3))
         for n in range(length):
             value = make("tanh", value) if n % 2 else make("add", value, full(float(n), value.array))
-        start = time.perf_counter()
+        start = time.process_time()
         optimized = run_passes(one_instruction_module(tuple_of([value, y]), x, y))
         assert [i.opcode for i in optimized.entry.instructions].count("reshape") == 1
         assert optimized.entry.root.operands[0].opcode == "reshape"
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(100)
-    short, long = seconds(1_000), seconds(10_000)
-    assert long < 30 * short + 1, f"{short:.2f} s for 1,000 and {long:.2f} s for 10,000"
+    short, long = seconds(500), seconds(5_000)
+    assert long < 30 * short + 1, f"{short:.2f} s for 1,000 and {long:.2f} s for 10,000 instructions"
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=140, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4), st.randoms(use_true_random=False))
 def test_common_factors_split_both_lists_into_runs_of_equal_products(old: list[int], random):
     new = []
@@ -217,7 +259,7 @@ def test_common_factors_split_both_lists_into_runs_of_equal_products(old: list[i
 
 # --- folding has the meaning of the operation -------------------------------------------------------------------------
 
-def pairs(element_type: str) -> list[np.ndarray]:
+def pairs(element_type: str) -> Values:
     """Every pair of the values that matter."""
     values = special_numbers(element_type)
     return [np.repeat(values, len(values)), np.tile(values, len(values))]
@@ -284,7 +326,7 @@ def test_store_at_one_index_drops_what_is_out_of_bounds(index: int):
     module = optimized_jaxpr(store, x, index)
     assert "scatter" not in opcodes(module)
     assert_same_bits([np.asarray(v) for v in jax.jit(store)(x, index)],
-                     evaluated(module, [x, np.asarray(index, np.int32)]))
+                     evaluator(module)([x, np.asarray(index, np.int32)]))
 
 
 def test_a_reduction_of_one_element_applies_an_init_that_is_no_identity():
@@ -319,7 +361,7 @@ def test_a_scan_loses_what_nobody_reads_and_its_facts_stay_true():
     facts = loop.attrs["scan"]
     assert (facts.num_consts, facts.num_carry, facts.num_xs, facts.num_ys) == (1, 1, 1, 1)
     assert len(loop.shape.elements) == 5
-    assert_same_bits([np.asarray(v) for v in jax.jit(function)(*arguments)], evaluated(module, arguments))
+    assert_same_bits([np.asarray(v) for v in jax.jit(function)(*arguments)], evaluator(module)(arguments))
 
 
 def test_nested_loops_lose_carries_from_the_outside_in():
@@ -332,7 +374,7 @@ def test_nested_loops_lose_carries_from_the_outside_in():
 
     module = optimized_jaxpr(function, np.float32(1))
     assert "sine" not in opcodes(module)
-    assert evaluated(module, [np.float32(1)])[0] == 13
+    assert evaluator(module)([np.float32(1)])[0] == 13
 
 
 def test_nested_doublings_stay_within_the_budget():

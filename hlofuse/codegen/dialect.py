@@ -48,27 +48,69 @@ class Dialect:
         """What stands before the kernels in every translation unit."""
         return prelude(self.name) + block_prelude(self.name)
 
-    def frame(self, symbol: str, arguments: Sequence[Argument], threads: int, body: str) -> str:
-        return FRAMES[self.name](symbol, arguments, threads, body)
+    def frame(self, symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
+        """The whole text of a kernel from its pieces' bodies."""
+        return FRAMES[self.name](symbol, arguments, threads, pieces)
 
 
-def _host_frame(symbol: str, arguments: Sequence[Argument], threads: int, body: str) -> str:
-    """A block function, and an entry that runs blocks [begin, end)."""
-    parameters = "".join(f", {a.kind}({a.c_type}) {a.name}" for a in arguments)
+@dataclass(frozen=True)
+class Piece:
+    """A segment's body as a function of its own `arguments`, which stand at `positions` among the kernel's; its counters
+    begin at `counters`."""
+
+    arguments: Sequence[Argument]
+    body: str
+    blocks: int
+    counters: int
+    positions: tuple[int, ...]
+    number: int
+
+
+def _function(name: str, piece: Piece) -> str:
+    parameters = "".join(f", {a.kind}({a.c_type}) {a.name}" for a in piece.arguments)
+    return f"DEVICE void {name}(const long long BLOCK, unsigned* counters{parameters}) {{\n{piece.body}}}\n\n"
+
+
+def _calls(symbol: str, arguments: Sequence[Argument], pieces: Sequence[Piece], block: str) -> list[str]:
+    """One statement per segment: the blocks are dealt out in order."""
+    lines, first = [], 0
+    for piece in pieces:
+        names = "".join(f", {arguments[k].name}" for k in piece.positions)
+        at = f"{block} - {first}" if first else block
+        counters = f"counters + {piece.counters}" if piece.counters else "counters"
+        call = f"{_piece_name(symbol, piece, pieces)}({at}, {counters}{names});"
+        last = piece is pieces[-1]
+        first += piece.blocks
+        test = "" if last else f"if ({block} < {first}) "
+        lines.append(("else " if lines else "") + test + call)
+    return lines
+
+
+def _piece_name(symbol: str, piece: Piece, pieces: Sequence[Piece]) -> str:
+    return f"{symbol}_block" if len(pieces) == 1 else f"{symbol}_segment{piece.number}"
+
+
+def _host_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
+    """A block function for each segment, and an entry that runs blocks [begin, end)."""
+    functions = "".join(_function(_piece_name(symbol, p, pieces), p) for p in pieces)
     unpacked = "".join(f"  {'const ' if a.kind == 'IN' else ''}{a.c_type}* {a.name} = "
                        f"({'const ' if a.kind == 'IN' else ''}{a.c_type}*)buffers[{k}];\n"
                        for k, a in enumerate(arguments))
-    names = "".join(f", {a.name}" for a in arguments)
-    return (f"DEVICE void {symbol}_block(const long long BLOCK, unsigned* counters{parameters}) {{\n{body}}}\n\n"
-            f"extern \"C\" void {symbol}(void** buffers, long long begin, long long end, unsigned* counters) {{\n"
-            f"{unpacked}  for (long long block = begin; block < end; block++) "
-            f"{symbol}_block(block, counters{names});\n}}\n")
+    calls = _calls(symbol, arguments, pieces, "block")
+    loop = "  for (long long block = begin; block < end; block++)"
+    body = f"{loop} {calls[0]}\n" if len(calls) == 1 else f"{loop} {{\n" + "".join(f"    {c}\n" for c in calls) + "  }\n"
+    return (f"{functions}extern \"C\" void {symbol}(void** buffers, long long begin, long long end, unsigned* counters) {{\n"
+            f"{unpacked}{body}}}\n")
 
 
-def _cuda_frame(symbol: str, arguments: Sequence[Argument], threads: int, body: str) -> str:
+def _cuda_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
+    """The body itself where there is one segment, else a function for each."""
     parameters = ", ".join([*(f"{a.kind}({a.c_type}) {a.name}" for a in arguments), "unsigned* counters"])
-    return (f"extern \"C\" __global__ void __launch_bounds__({threads}) {symbol}({parameters}) {{\n"
-            f"  const long long BLOCK = blockIdx.x;\n{body}}}\n")
+    head = f"extern \"C\" __global__ void __launch_bounds__({threads}) {symbol}({parameters}) {{\n  const long long BLOCK = blockIdx.x;\n"
+    if len(pieces) == 1:
+        return f"{head}{pieces[0].body}}}\n"
+    functions = "".join(_function(_piece_name(symbol, p, pieces), p) for p in pieces)
+    return functions + head + "".join(f"  {c}\n" for c in _calls(symbol, arguments, pieces, "BLOCK")) + "}\n"
 
 
 FRAMES = {"host": _host_frame, "cuda": _cuda_frame}

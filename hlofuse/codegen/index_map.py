@@ -126,25 +126,46 @@ def _sum(terms: Sequence[tuple[Atom, int]], offset: int) -> Index:
         total[atom] = total.get(atom, 0) + scale
     kept = [(a, c) for a, c in total.items() if c]
     joined = _rejoin(kept)
-    return Index(tuple(sorted(joined, key=_key)) if len(joined) > 1 else tuple(joined), offset)
+    if joined is not None:
+        return joined + offset
+    return Index(tuple(sorted(kept, key=_key)) if len(kept) > 1 else tuple(kept), offset)
 
 
-def _rejoin(terms: list[tuple[Atom, int]]) -> list[tuple[Atom, int]]:
-    """c*k * (v // k) + c * (v % k) => c * v: a linearized index after it was taken apart."""
-    if sum(isinstance(a, Mod) for a, _ in terms) == 0:
-        return terms
+def _rejoin(terms: list[tuple[Atom, int]]) -> Index | None:
+    """c*k * (v // k) + c * (v % k) => c * v: a linearized index after it was taken apart. None where nothing matches."""
     scales = dict(terms)
     for atom, scale in terms:
         if isinstance(atom, Mod):
             quotient = floor_div(atom.value, atom.divisor)
-            if len(quotient.terms) == 1 and not quotient.constant and quotient.terms[0][1] == 1:
+            if len(quotient.terms) == 1 and quotient.terms[0][1] == 1:
                 partner = quotient.terms[0][0]
                 if scales.get(partner) == scale * atom.divisor:
-                    rest = [t for t in terms if t[0] not in (atom, partner)]
-                    whole = atom.value * scale
-                    merged = _sum((*rest, *whole.terms), 0)
-                    return [*merged.terms] if not whole.constant else terms
-    return terms
+                    rest = Index(tuple(t for t in terms if t[0] not in (atom, partner)))
+                    return rest + (atom.value - quotient.constant * atom.divisor) * scale
+    return None
+
+
+def _without_multiples(value: Index, divisor: int) -> tuple[Index, Index]:
+    """(rest, whole) with value = rest + whole * divisor. C divides toward zero, so rest is never negative: its constant
+    is the least that the variables' ranges allow."""
+    rest = Index(tuple((a, c) for a, c in value.terms if c % divisor), value.constant % divisor)
+    low = rest.bounds[0]
+    if low < 0:
+        rest = rest + -(low // divisor) * divisor
+    whole = Index(tuple((a, c // divisor) for a, c in value.terms if c % divisor == 0),
+                  (value.constant - rest.constant) // divisor)
+    return rest, whole
+
+
+def _coarse_and_fine(rest: Index, divisor: int) -> tuple[int, Index, Index] | None:
+    """(f, coarse, fine) with rest = f * coarse + fine, 0 <= fine < f, and f > 1 a factor of the divisor."""
+    for factor in sorted({math.gcd(divisor, c) for _, c in rest.terms}, reverse=True):
+        if factor > 1:
+            fine = Index(tuple((a, c) for a, c in rest.terms if c % factor), rest.constant % factor)
+            if fine.bounds[0] >= 0 and fine.bounds[1] < factor:
+                return factor, Index(tuple((a, c // factor) for a, c in rest.terms if c % factor == 0),
+                                     rest.constant // factor), fine
+    return None
 
 
 @lru_cache(maxsize=65536)
@@ -152,25 +173,19 @@ def floor_div(value: Index, divisor: int) -> Index:
     """value // divisor, with everything that the divisor divides taken out."""
     if divisor == 1:
         return value
-    whole = tuple((a, c // divisor) for a, c in value.terms if c % divisor == 0)
-    rest = Index(tuple((a, c) for a, c in value.terms if c % divisor), value.constant % divisor)
-    outside = Index(whole, value.constant // divisor)
+    rest, whole = _without_multiples(value, divisor)
     low, high = rest.bounds
     if low // divisor == high // divisor:
-        return outside + low // divisor
-    common = math.gcd(divisor, *(c for _, c in rest.terms if c % divisor))
-    for factor in sorted({math.gcd(divisor, c) for _, c in rest.terms} | {common}, reverse=True):
-        if factor > 1:  # (f*a + b) // (f*k) = a // k where 0 <= b < f
-            fine = Index(tuple((a, c) for a, c in rest.terms if c % factor), rest.constant % factor)
-            if fine.bounds[0] >= 0 and fine.bounds[1] < factor:
-                coarse = Index(tuple((a, c // factor) for a, c in rest.terms if c % factor == 0),
-                               rest.constant // factor)
-                return outside + floor_div(coarse, divisor // factor)
+        return whole + low // divisor
+    parts = _coarse_and_fine(rest, divisor)
+    if parts is not None:   # (f*a + b) // (f*k) = a // k
+        factor, coarse, _ = parts
+        return whole + floor_div(coarse, divisor // factor)
     if len(rest.terms) == 1 and not rest.constant and rest.terms[0][1] == 1:
         atom = rest.terms[0][0]
         if isinstance(atom, FloorDiv):
-            return outside + floor_div(atom.value, atom.divisor * divisor)
-    return outside + Index(((FloorDiv(rest, divisor), 1),))
+            return whole + floor_div(atom.value, atom.divisor * divisor)
+    return whole + Index(((FloorDiv(rest, divisor), 1),))
 
 
 @lru_cache(maxsize=65536)
@@ -178,17 +193,14 @@ def mod(value: Index, divisor: int) -> Index:
     """value mod divisor, in [0, divisor)."""
     if divisor == 1:
         return ZERO
-    rest = Index(tuple((a, c) for a, c in value.terms if c % divisor), value.constant % divisor)
+    rest, _ = _without_multiples(value, divisor)
     low, high = rest.bounds
     if low // divisor == high // divisor:
         return rest - (low // divisor) * divisor
-    for factor in sorted({math.gcd(divisor, c) for _, c in rest.terms}, reverse=True):
-        if factor > 1:  # (f*a + b) mod (f*k) = f * (a mod k) + b where 0 <= b < f
-            fine = Index(tuple((a, c) for a, c in rest.terms if c % factor), rest.constant % factor)
-            if fine.bounds[0] >= 0 and fine.bounds[1] < factor:
-                coarse = Index(tuple((a, c // factor) for a, c in rest.terms if c % factor == 0),
-                               rest.constant // factor)
-                return mod(coarse, divisor // factor) * factor + fine
+    parts = _coarse_and_fine(rest, divisor)
+    if parts is not None:   # (f*a + b) mod (f*k) = f * (a mod k) + b
+        factor, coarse, fine = parts
+        return mod(coarse, divisor // factor) * factor + fine
     if len(rest.terms) == 1 and not rest.constant and rest.terms[0][1] == 1:
         atom = rest.terms[0][0]
         if isinstance(atom, Mod) and atom.divisor % divisor == 0:
@@ -274,6 +286,7 @@ def to_c(index: Index) -> str:
 def _atom_c(atom: Atom) -> str:
     if isinstance(atom, Var):
         return atom.name
+    assert atom.value.bounds[0] >= 0, f"C divides toward zero, and {atom} may be negative"
     inner = to_c(atom.value)
     if len(atom.value.terms) > 1 or atom.value.constant or (atom.value.terms and atom.value.terms[0][1] != 1):
         inner = f"({inner})"

@@ -62,7 +62,7 @@ def snapshot(snapshots: Mapping[str, Module], stage: str) -> Module:
 
 def kernel_text(compilation: Any, dialect: str) -> str:
     """The kernels of all clusters in one dialect, each different source once."""
-    sources = dict.fromkeys(c.kernel.sources[dialect] for c in compilation.clusters if c.plan is not None)
+    sources = dict.fromkeys(c.kernel.sources[dialect] for c in compilation.clusters if c.form != "jax")
     return "\n".join(map(_with_newline, sources)) or "// no kernels: nothing here is a cluster\n"
 
 

@@ -15,7 +15,7 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
     lines = [f"{len(clusters)} kernels on {device.name}"]
     for cluster in clusters:
         cost = cluster.cost
-        where = f"form {cluster.form}" if cluster.plan else f"runs through JAX ({cluster.refusal})"
+        where = f"form {cluster.form}" if cluster.segments else f"runs through JAX ({cluster.refusal})"
         lines.append(f"{cluster.name}: {where}, {len(cluster.instruction.attrs['calls'].instructions)} instructions, "
                      f"{cost.bytes} bytes, {cost.flops:.4g} operations, intensity {cost.intensity:.3g}, "
                      f"predicted {cost.time_us:.3f} us")

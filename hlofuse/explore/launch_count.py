@@ -45,7 +45,7 @@ def count_launches(module: Module, clusters: Sequence[Any], count_body: Callable
     for i in module.entry.instructions:
         if i in costs:
             total += LaunchCount(kernels=1, bytes=costs[i].bytes)
-        elif i.opcode not in _FREE and not _is_empty(i):
+        elif i.opcode not in _FREE and not _is_empty(i) and not is_number(i):
             total += _standing(i, count_body)
     return total
 
@@ -73,7 +73,12 @@ def _standing(i: Instruction, count_body: Callable[[Computation], LaunchCount]) 
 def _bytes_read(i: Instruction) -> int:
     if i.opcode in ("gather", "dynamic-slice", "slice") and isinstance(i.shape, Shape):
         return i.shape.byte_size + sum(o.shape.byte_size for o in i.operands[1:])
-    return sum(o.shape.byte_size for o in dict.fromkeys(i.operands))
+    return sum(o.shape.byte_size for o in dict.fromkeys(i.operands) if not is_number(o))
+
+
+def is_number(i: Instruction) -> bool:
+    """One number, however often: it is no array in memory."""
+    return i.opcode == "constant" and not i.array.rank or i.opcode == "broadcast" and is_number(i.operands[0])
 
 
 def trip_count(loop: Instruction) -> int | None:

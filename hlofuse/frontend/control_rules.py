@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlofuse.frontend import jaxpr_compat as compat
-from hlofuse.frontend.scope import Rule, Scope, called_jaxpr
-from hlofuse.hlo.module import Instruction
+from hlofuse.frontend.scope import CALLS, REMATS, Rule, Scope, called_jaxpr
+from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
 
 
@@ -28,7 +28,7 @@ class ScanFacts:
     reverse: bool
 
 
-# --- calls --------------------------------------------------------------------------------------------------------------
+# --- calls --------------------------------------------------------------------------------------------------------
 
 def call(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction] | None:
     """jit, custom_jvp_call and their like: the called jaxpr on the operands."""
@@ -75,7 +75,13 @@ def custom_linear_solve(scope: Scope, eqn: Any, operands: list[Instruction]) -> 
     return results[:len(eqn.outvars)]
 
 
-# --- scan ---------------------------------------------------------------------------------------------------------------
+def high_level_call(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction] | None:
+    """An equation that JAX itself takes apart just before lowering."""
+    jaxpr = compat.low_level_jaxpr(eqn)
+    return None if jaxpr is None else scope.evaluate_here(jaxpr, operands)
+
+
+# --- scan ---------------------------------------------------------------------------------------------------------
 
 def scan(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     """A counted `while` that reads slices of xs and writes slices of ys."""
@@ -135,10 +141,10 @@ def _write_at(scope: Scope, y: Instruction, update: Instruction, position: Instr
                                       [position, *[zero] * (y.array.rank - 1)])
 
 
-# --- while --------------------------------------------------------------------------------------------------------------
+# --- while --------------------------------------------------------------------------------------------------------
 
 def while_(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
-    """`lax.while_loop`. A batched predicate loops while any is true, and an element whose own is false stays as it is."""
+    """`lax.while_loop`. A batched predicate loops while any is true; an element whose own is false stays as it is."""
     params = eqn.params
     cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
     num_cond, num_body = int(params["cond_nconsts"]), int(params["body_nconsts"])
@@ -186,16 +192,17 @@ def _while(scope: Scope, state: Sequence[Instruction], shapes: Sequence[Shape], 
     return scope.elements(loop)
 
 
-# --- cond ---------------------------------------------------------------------------------------------------------------
+# --- cond ---------------------------------------------------------------------------------------------------------
 
 def cond(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction] | None:
     """`lax.cond` and `lax.switch`: every branch gets all operands. An index that was a pred is used as one."""
-    if eqn.params.get("branches_platforms") is not None:
-        return None
     index, *arguments = operands
     branches = list(eqn.params["branches"])
-    if len(branches) == 1:
-        return scope.inline_or_call(branches[0], arguments, "cond")
+    if len(branches) == 1 or index.opcode == "constant":
+        chosen = min(max(int(index.literal), 0), len(branches) - 1) if len(branches) > 1 else 0
+        return scope.inline_or_call(branches[chosen], arguments, "cond")
+    if eqn.params.get("branches_platforms") is not None:
+        return None
     if index.opcode == "convert" and index.operands[0].element_type == "pred" and len(branches) == 2:
         index, branches = index.operands[0], branches[::-1]
     elif index.element_type != "s32":
@@ -204,15 +211,17 @@ def cond(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instructio
     packed = scope.tuple([*arguments, *(scope.captured(c) for c in captured)])
     shapes = [value.array for value in packed.operands]
 
-    def build(jaxpr: Any, name: str) -> Any:
-        return scope.build_on_tuple(
-            name, shapes, captured, len(arguments),
-            lambda inner, values: inner.tuple(inner.evaluate(jaxpr, values[:len(arguments)])))
+    identities = tuple(id(c) for c in captured)
 
-    computations = tuple(
-        scope.importer.computation(("branch", scope.importer.keep(jaxpr), tuple(id(c) for c in captured)),
-                                   lambda jaxpr=jaxpr, name=f"branch_{number}": build(jaxpr, name))
-        for number, jaxpr in enumerate(branches))
+    def branch(jaxpr: Any, name: str) -> Computation:
+        def body(inner: Scope, values: list[Instruction]) -> Instruction:
+            return inner.tuple(inner.evaluate(jaxpr, values[:len(arguments)]))
+
+        return scope.importer.computation(
+            ("branch", scope.importer.keep(jaxpr), identities),
+            lambda: scope.build_on_tuple(name, shapes, captured, len(arguments), body))
+
+    computations = tuple(branch(jaxpr, f"branch_{number}") for number, jaxpr in enumerate(branches))
     result = scope.emit("conditional", index, *[packed] * len(computations), shape=computations[0].root.shape,
                         branch_computations=computations)
     if any(c.effects for c in computations):
@@ -220,14 +229,24 @@ def cond(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instructio
     return scope.elements(result)
 
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call",
-          "custom_vjp_call_jaxpr", "custom_vmap_call", "custom_lin", "composite", "hlofuse")
+def platform_index(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction] | None:
+    """Which branch of `lax.platform_dependent` is for the platform that the module is for, if that is known."""
+    platform = scope.importer.platform
+    if platform is None:
+        return None
+    for index, platforms in enumerate(eqn.params["platforms"]):
+        if platforms is None or platform in platforms:
+            return [scope.scalar(index, "s32")]
+    return None
+
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_CALLS, call),
-    **dict.fromkeys(("remat", "remat2", "checkpoint"), remat),
+    **dict.fromkeys(CALLS, call),
+    **dict.fromkeys(REMATS, remat),
     "optimization_barrier": optimization_barrier,
     "custom_linear_solve": custom_linear_solve,
+    "call_hi_primitive": high_level_call,
+    "platform_index": platform_index,
     "scan": scan,
     "while": while_,
     "cond": cond,

@@ -15,6 +15,7 @@ from hlofuse.frontend.scope import Rule, Scope
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.shape import COMPLEX, UNSIGNED
 
+
 def aligned(scope: Scope, eqn: Any, operands: Sequence[Instruction]) -> list[Instruction]:
     """The operands in the result's shape (and in `out_dtype`, where an equation has one)."""
     shape = compat.physical_shape(eqn.outvars[0].aval)
@@ -50,7 +51,7 @@ def second_operand(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[
     return [operands[1]]
 
 
-# --- comparison ---------------------------------------------------------------------------------------------------------
+# --- comparison ---------------------------------------------------------------------------------------------------
 
 def compare_rule(direction: str, order: str | None = None) -> Rule:
     def rule(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
@@ -71,7 +72,7 @@ def _compare_keys(scope: Scope, direction: str, eqn: Any, operands: list[Instruc
     words = [scope.broadcast_in_dim(x, dims + x.dims[x.array.rank - key_rank:],
                                     range(len(dims) + key_rank - x.array.rank, len(dims) + key_rank))
              for x in operands]
-    equal = scope.compare("EQ", *words)
+    equal = scope.compare("EQ", words[0], words[1])
     axes = range(len(dims), len(dims) + key_rank)
     result = scope.reduce(equal, scope.scalar(True, "pred"), axes, scope.combiner("and", "pred"))
     return result if direction == "EQ" else scope.unary("not", result)
@@ -94,7 +95,7 @@ def extremum(scope: Scope, opcode: str, direction: str, x: Instruction, y: Instr
     return scope.select(scope.select(same_real, by_imag, by_real), x, y)
 
 
-# --- selection ----------------------------------------------------------------------------------------------------------
+# --- selection ----------------------------------------------------------------------------------------------------
 
 def clamp(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     """Bounds are scalars or of the operand's shape, as in HLO."""
@@ -124,7 +125,7 @@ def select_n(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instru
     return [choose(0, cases)]
 
 
-# --- conversion ---------------------------------------------------------------------------------------------------------
+# --- conversion ---------------------------------------------------------------------------------------------------
 
 def convert_element_type(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     return [scope.convert(operands[0], compat.physical_shape(eqn.outvars[0].aval).element_type)]
@@ -148,7 +149,7 @@ def conj(scope: Scope, x: Instruction) -> Instruction:
     return scope.complex(x, scope.like(x, 0))
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------------------------
+# --- arithmetic ---------------------------------------------------------------------------------------------------
 
 def integer_pow(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     """Repeated squaring in JAX's order, so that results agree bit for bit."""
@@ -297,10 +298,12 @@ _OPCODES = {
     "rsqrt": "rsqrt", "cbrt": "cbrt", "sin": "sine", "cos": "cosine", "tan": "tan", "tanh": "tanh",
     "erf": "erf", "complex": "complex",
 }
-_FORMULAS = {
+_FORMULAS: dict[str, Callable[..., Instruction]] = {
     "conj": conj, "square": square, "sign": sign, "exp2": exp2, "log2": log2, "nextafter": nextafter,
     "one_minus_square": one_minus_square, "real": real_part, "imag": imag_part,
 }
+_IDENTITIES = ("copy", "copy_p", "stop_gradient", "stage", "name", "sharding_constraint", "layout_constraint",
+               "random_clone", "to_edtype", "from_edtype")
 _COMPARISONS = {"eq": "EQ", "ne": "NE", "ge": "GE", "gt": "GT", "le": "LE", "lt": "LT"}
 
 RULES: dict[str, Rule] = {
@@ -308,7 +311,7 @@ RULES: dict[str, Rule] = {
     **{name: formula_rule(formula) for name, formula in _FORMULAS.items()},
     **{name: compare_rule(direction) for name, direction in _COMPARISONS.items()},
     **{f"{name}_to": compare_rule(_COMPARISONS[name], "TOTALORDER") for name in ("eq", "le", "lt")},
-    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "stage", "name", "pin", "unpin", "sharding_constraint", "layout_constraint", "random_clone", "to_edtype", "from_edtype"), identity),
+    **dict.fromkeys(_IDENTITIES, identity),
     **dict.fromkeys(("empty", "empty2"), full_of_result),
     "tie": second_operand,
     "max": extremum_rule("maximum", "GT"),

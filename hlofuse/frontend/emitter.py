@@ -5,7 +5,6 @@ of jaxprs; `scope.Scope` adds those.
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ PRED = "pred"
 
 
 class Emitter:
-    """Makes instructions of one computation. Scalars constants are shared within it."""
+    """Makes instructions of one computation. Scalar constants are shared within it."""
 
     def __init__(self) -> None:
         self.metadata: Metadata = NO_METADATA
@@ -28,7 +27,7 @@ class Emitter:
     def emit(self, opcode: str, *operands: Instruction, shape: AnyShape, **attrs: Any) -> Instruction:
         return make(opcode, *operands, shape=shape, metadata=self.metadata, **attrs)
 
-    # --- constants ------------------------------------------------------------------------------------------------
+    # --- constants -------------------------------------------------------------------------------------------------
 
     def literal(self, value: np.ndarray, element_type: str) -> Instruction:
         """A constant of any rank; `value` must have the element type's dtype already."""
@@ -52,7 +51,7 @@ class Emitter:
     def iota(self, shape: Shape, dimension: int) -> Instruction:
         return self.emit("iota", shape=shape, iota_dimension=dimension)
 
-    # --- element-wise ---------------------------------------------------------------------------------------------
+    # --- element-wise ----------------------------------------------------------------------------------------------
 
     def unary(self, opcode: str, x: Instruction, element_type: str | None = None) -> Instruction:
         return self.emit(opcode, x, shape=x.array if element_type is None else x.array.with_type(element_type))
@@ -107,7 +106,7 @@ class Emitter:
         element_type = "c64" if real.element_type == "f32" else "c128"
         return self.emit("complex", real, imag, shape=real.array.with_type(element_type))
 
-    # --- shape ----------------------------------------------------------------------------------------------------
+    # --- shape -----------------------------------------------------------------------------------------------------
 
     def reshape(self, x: Instruction, dims: Sequence[int]) -> Instruction:
         dims = tuple(dims)
@@ -173,7 +172,7 @@ class Emitter:
     def dynamic_update_slice(self, x: Instruction, update: Instruction, indices: Sequence[Instruction]) -> Instruction:
         return self.emit("dynamic-update-slice", x, update, *indices, shape=x.shape)
 
-    # --- computations and tuples ------------------------------------------------------------------------------------
+    # --- computations and tuples -----------------------------------------------------------------------------------
 
     def reduce(self, x: Instruction, init: Instruction, dimensions: Sequence[int],
                to_apply: Computation) -> Instruction:
@@ -189,7 +188,3 @@ class Emitter:
         assert isinstance(operand.shape, TupleShape)
         return [self.emit("get-tuple-element", operand, shape=shape, index=index)
                 for index, shape in enumerate(operand.shape.elements)]
-
-
-def product(dims: Sequence[int]) -> int:
-    return math.prod(dims)

@@ -47,15 +47,17 @@ class Imported:
     consts: tuple[Any, ...]
 
 
-def import_jaxpr(closed_jaxpr: Any, name: str = "main", parameter_names: Sequence[str] | None = None) -> Imported:
+def import_jaxpr(closed_jaxpr: Any, name: str = "main", parameter_names: Sequence[str] | None = None,
+                 platform: str | None = None) -> Imported:
     """The HLO module of a closed jaxpr.
 
     Values of extended types (random keys) are u32 with the key's dimensions last, in parameters and results as well;
-    `float0` is pred. Raises `JaxprImportError` for a jaxpr with values that have no HLO type (references).
+    `float0` is pred. `platform` ("cpu", "cuda") settles `lax.platform_dependent`. Raises `JaxprImportError` for a jaxpr
+    with values that have no HLO type (references of the caller).
     """
     closed_jaxpr = compat.without_references(closed_jaxpr)
     body = compat.open_jaxpr(closed_jaxpr)
-    importer = Importer(RULES)
+    importer = Importer(RULES, platform)
     captured = importer.captures(closed_jaxpr)
     names = [*(parameter_names or compat.argument_names(closed_jaxpr)), *[""] * len(body.invars)]
     parameters = [parameter(i, compat.physical_shape(v.aval), identifier(names[i]))

@@ -12,18 +12,25 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax._src import config as jax_config
 from jax._src import source_info_util
 from jax._src.random import prng
 from jax._src.state import discharge
 
+from hlofuse.errors import HlofuseError
 from hlofuse.frontend import jax_compat
 from hlofuse.hlo.shape import TOKEN, Shape, element_type_of
 
 Literal = jex.Literal
+
+class JaxprImportError(HlofuseError):
+    """A jaxpr that has no HLO meaning; the message names the equation and the user's line."""
+
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-# --- jaxprs -----------------------------------------------------------------------------------------------------------
+# --- jaxprs -------------------------------------------------------------------------------------------------------
 
 def open_jaxpr(jaxpr: Any) -> Any:
     """The equations of a closed or open jaxpr. From 0.12 on there is one class for both."""
@@ -59,10 +66,10 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-# --- avals ------------------------------------------------------------------------------------------------------------
+# --- avals --------------------------------------------------------------------------------------------------------
 
 def key_dims(aval: Any) -> tuple[int, ...]:
-    """The trailing dimensions that an element of an extended type (a random key) has as plain numbers; () for others."""
+    """The trailing dimensions of an element of an extended type (a random key) as plain numbers; () for others."""
     dtype = aval.dtype
     return tuple(dtype._impl.key_shape) if isinstance(dtype, prng.KeyTy) else ()
 
@@ -79,10 +86,13 @@ def _physical_shape(dtype: Any, dims: tuple[int, ...]) -> Shape:
 def physical_shape(aval: Any) -> Shape:
     """The shape of what holds a value of this type: key arrays are u32 with the key's dimensions last."""
     if isinstance(aval, jax.core.ShapedArray):
-        return _physical_shape(aval.dtype, aval.shape)
+        try:
+            return _physical_shape(aval.dtype, aval.shape)
+        except KeyError:
+            raise JaxprImportError(f"HLO has no element type for {aval}") from None
     if type(aval).__name__ == "AbstractToken":
         return TOKEN
-    raise TypeError(f"a value of type {aval} has no HLO shape")
+    raise JaxprImportError(f"a value of type {aval} has no HLO shape")
 
 
 def physical_value(value: Any) -> Any:
@@ -94,7 +104,7 @@ def physical_value(value: Any) -> Any:
     return value
 
 
-# --- source lines -----------------------------------------------------------------------------------------------------
+# --- source lines -------------------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=4096)
 def _is_user_file(filename: str) -> bool:
@@ -127,7 +137,7 @@ def name_stack(source_info: Any) -> str:
     return str(stack) if stack.stack else ""
 
 
-# --- random bits ------------------------------------------------------------------------------------------------------
+# --- random bits --------------------------------------------------------------------------------------------------
 
 def _vmapped(function: Callable[..., Any], ndim: int) -> Callable[..., Any]:
     for _ in range(ndim):
@@ -152,13 +162,9 @@ def _trace_prng(kind: str, impl: Any, avals: tuple[tuple[tuple[int, ...], str], 
 def trace_prng(kind: str, impl: Any, shapes: Sequence[Shape], params: tuple[Any, ...] = ()) -> Any:
     """A key type's own algorithm on raw keys, as a jaxpr. kind: seed(seeds), split(keys; shape),
     bits(keys; width, shape), fold_in(keys, data), the last with keys and data of equal leading dimensions."""
-    settings = (jax.config.jax_threefry_partitionable, jax.config.jax_enable_x64)
+    settings = (jax_config.threefry_partitionable.value, jax_config.enable_x64.value)
     avals = tuple((shape.dims, shape.dtype.name) for shape in shapes)
     return _trace_prng(kind, impl, avals, params, settings)
-
-
-def threefry_partitionable() -> bool:
-    return bool(jax.config.jax_threefry_partitionable)
 
 
 def physical_shape_of_value(value: Any) -> Shape:
@@ -166,12 +172,27 @@ def physical_shape_of_value(value: Any) -> Shape:
     return physical_shape(jax.typeof(value))
 
 
-# --- JAX's own lowering -----------------------------------------------------------------------------------------------
+# --- JAX's own lowering -------------------------------------------------------------------------------------------
 
 def equation_key(eqn: Any) -> Any:
     """What decides how JAX lowers an equation."""
     avals = tuple((v.aval.shape, v.aval.dtype, v.aval.weak_type) for v in eqn.invars)
-    return eqn.primitive, avals, repr(sorted(eqn.params.items())), jax.config.jax_enable_x64
+    return eqn.primitive, avals, repr(sorted(eqn.params.items())), jax_config.enable_x64.value
+
+
+def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def low_level_jaxpr(eqn: Any) -> Any:
+    """What a high-level equation (from 0.12 on, such as searchsorted) does in plain primitives; None if it is on values
+    of a high-level type."""
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    if not all(isinstance(aval, jax.core.ShapedArray) for aval in avals) or eqn.effects:
+        return None
+    lower = eqn.primitive.to_lojax
+    closed = jax.make_jaxpr(lambda *xs: lower(*xs, **eqn.params))(*[_spec(v.aval) for v in eqn.invars])
+    return None if any(is_tracer(c) for c in consts_of(closed)) else closed
 
 
 def lowered_text(eqn: Any) -> str:
@@ -180,12 +201,12 @@ def lowered_text(eqn: Any) -> str:
     def function(*operands: Any) -> Any:
         return eqn.primitive.bind(*operands, **eqn.params)
 
-    specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    specs = [_spec(v.aval) for v in eqn.invars]
     # Where the default device is another, its lowering may call libraries that only it has.
     return jax.jit(function, keep_unused=True).trace(*specs).lower(lowering_platforms=("cpu",)).as_text("hlo")
 
 
-# --- equations that JAX runs ------------------------------------------------------------------------------------------
+# --- equations that JAX runs --------------------------------------------------------------------------------------
 
 def evaluate_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Run or trace an equation on the physical values of its variables, each once; the results are physical too."""

@@ -10,7 +10,7 @@ from hlofuse.frontend import jaxpr_compat as compat
 from hlofuse.frontend.scope import Rule, Scope
 from hlofuse.frontend.structure_rules import extremum_combiner
 from hlofuse.hlo.module import Computation, Instruction, WindowDimension
-from hlofuse.hlo.shape import COMPLEX, FLOATS, Shape, TupleShape, dtype_of
+from hlofuse.hlo.shape import COMPLEX, FLOATS, TupleShape, dtype_of
 
 
 def _ints(values: Any) -> tuple[int, ...]:
@@ -24,7 +24,7 @@ def identity_value(opcode: str, element_type: str) -> Any:
     if opcode == "multiply":
         return 1
     if opcode == "and":
-        return True if element_type == "pred" else -1 if element_type[0] == "s" else np.iinfo(dtype_of(element_type)).max
+        return -1 if element_type[0] == "s" else highest(element_type)
     return lowest(element_type) if opcode == "maximum" else highest(element_type)
 
 
@@ -67,6 +67,19 @@ def reduce_rule(opcode: str) -> Rule:
         x = operands[0]
         init = scope.scalar(identity_value(opcode, x.element_type), x.element_type)
         return [scope.reduce(x, init, _ints(eqn.params["axes"]), combiner(scope, opcode, x.element_type))]
+
+    return rule
+
+
+def collective_rule(opcode: str) -> Rule:
+    """psum and its like over axes of the array, which is what vmap makes of an axis name; else JAX runs it."""
+    over_axes = reduce_rule(opcode)
+
+    def rule(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction] | None:
+        axes = eqn.params["axes"]
+        if len(operands) != 1 or not all(isinstance(axis, int) for axis in axes) or eqn.params["axis_index_groups"]:
+            return None
+        return list(over_axes(scope, eqn, operands) or ()) if axes else operands
 
     return rule
 
@@ -116,7 +129,7 @@ def _better(scope: Scope, direction: str, value: Instruction, index: Instruction
                         scope.select(scope.binary("or", wins, ties), index, other_index)])
 
 
-# --- windows ------------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------------
 
 def _window(params: dict[str, Any]) -> tuple[WindowDimension, ...]:
     sizes = _ints(params["window_dimensions"])
@@ -182,7 +195,7 @@ def select_and_scatter_add(scope: Scope, eqn: Any, operands: list[Instruction]) 
     window = tuple(WindowDimension(size, stride) for size, stride in zip(
         _ints(eqn.params["window_dimensions"]), _ints(eqn.params["window_strides"]), strict=True))
     select = scope.scalar_computation(f"select_{direction}_only", (x.element_type,) * 2,
-                                      lambda inner, ab: inner.compare(direction, *ab))
+                                      lambda inner, ab: inner.compare(direction, ab[0], ab[1]))
     scattered = scope.emit("select-and-scatter", padded, source, scope.scalar(0, x.element_type), shape=padded.shape,
                            window=window, select=select, scatter=scope.combiner("add", x.element_type))
     starts = [low for low, _, _ in margins]
@@ -242,6 +255,9 @@ RULES: dict[str, Rule] = {
     **{f"reduce_{name}": reduce_rule(opcode) for name, opcode in _REDUCTIONS.items()},
     **{f"reduce_window_{name}": reduce_window_rule(_REDUCTIONS[name]) for name in ("sum", "max", "min")},
     **{name: cumulative_rule(opcode) for name, opcode in _CUMULATIVE.items()},
+    "psum": collective_rule("add"),
+    "pmax": collective_rule("maximum"),
+    "pmin": collective_rule("minimum"),
     "reduce": reduce,
     "reduce_window": reduce_window,
     "argmax": argument_rule("GT"),

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hlofuse.errors import HlofuseError
 from hlofuse.frontend import jaxpr_compat as compat
 from hlofuse.frontend.emitter import Emitter
 from hlofuse.hlo.builder import computation, make, parameter
@@ -29,9 +28,9 @@ ALWAYS_INLINED = 32  # equations
 
 # Parameters of call-like equations under which their jaxpr is found.
 _CALLED_UNDER = ("jaxpr", "call_jaxpr", "call", "fun_jaxpr")
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr", "remat", "remat2", "checkpoint",
-                    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call", "custom_lin",
-                    "composite", "hlofuse"})
+REMATS = ("remat", "remat2", "checkpoint")
+CALLS = ("jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call",
+         "custom_vjp_call_jaxpr", "custom_vmap_call", "composite", "hlofuse")
 
 
 def called_jaxpr(eqn: Any) -> Any:
@@ -45,8 +44,9 @@ def called_jaxpr(eqn: Any) -> Any:
 class Importer:
     """What all computations of one module share."""
 
-    def __init__(self, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, rules: Mapping[str, Rule], platform: str | None = None) -> None:
         self.rules = rules
+        self.platform = platform
         self.budget = DUPLICATION_BUDGET
         self._sizes: dict[int, int] = {}
         self._captures: dict[int, tuple[Any, ...]] = {}
@@ -67,11 +67,11 @@ class Importer:
 
     def size(self, jaxpr: Any) -> int:
         """Equations of a jaxpr with all calls inlined."""
-        body = compat.open_jaxpr(jaxpr)
+        body, inlined = compat.open_jaxpr(jaxpr), CALLS + REMATS
         if id(body) not in self._sizes:
             self.keep(body)
             self._sizes[id(body)] = sum(
-                self.size(called_jaxpr(eqn)) if eqn.primitive.name in _CALLS and called_jaxpr(eqn) is not None else 1
+                self.size(called_jaxpr(eqn)) if eqn.primitive.name in inlined and called_jaxpr(eqn) is not None else 1
                 for eqn in body.eqns)
         return self._sizes[id(body)]
 
@@ -101,7 +101,7 @@ class Importer:
                     found[id(atom.val)] = atom.val
             for value in eqn.params.values():
                 for nested in value if isinstance(value, tuple | list) else (value,):
-                    if hasattr(nested, "eqns") or hasattr(nested, "jaxpr"):
+                    if hasattr(compat.open_jaxpr(nested), "eqns"):
                         found.update((id(c), c) for c in self.captures(nested))
         for atom in body.outvars:
             if isinstance(atom, compat.Literal) and is_captured(atom.val):
@@ -128,7 +128,7 @@ class Scope(Emitter):
         self._origin: Metadata | None = None
         self._name_stacks: dict[Any, str] = {}
 
-    # --- jaxprs ---------------------------------------------------------------------------------------------------
+    # --- jaxprs ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, jaxpr: Any, arguments: Sequence[Instruction], consts: Sequence[Any] | None = None,
                  name: str = "") -> list[Instruction]:
@@ -226,7 +226,7 @@ class Scope(Emitter):
         """`(a, b) -> opcode(a, b)` on scalars."""
         return self.scalar_computation(opcode, (element_type,) * 2, lambda scope, ab: scope.binary(opcode, *ab))
 
-    # --- values ---------------------------------------------------------------------------------------------------
+    # --- values ----------------------------------------------------------------------------------------------------
 
     def value(self, value: Any, aval: Any) -> Instruction:
         """What a closed-over value or literal is here: an operand if it is an array, else a constant."""
@@ -238,7 +238,7 @@ class Scope(Emitter):
     def captured(self, value: Any) -> Instruction:
         return self._captured[id(value)]
 
-    # --- equations without a rule ---------------------------------------------------------------------------------
+    # --- equations without a rule ----------------------------------------------------------------------------------
 
     def opaque(self, eqn: Any, operands: Sequence[Instruction]) -> list[Instruction]:
         """The equation as an instruction that JAX runs. Its operands are the equation's variables, each once."""
@@ -246,10 +246,10 @@ class Scope(Emitter):
                      if not isinstance(atom, compat.Literal)}
         try:
             shapes = tuple(compat.physical_shape(v.aval) for v in eqn.outvars)
-        except (TypeError, KeyError):
-            self._refuse(eqn, "its result has a type without an HLO shape")
+        except compat.JaxprImportError as error:
+            self._refuse(eqn, str(error))
         attrs: dict[str, Any] = {"custom_call_target": f"jax.{eqn.primitive.name}", "eqn": eqn}
-        instruction = make("custom-call", *variables.values(), shape=TupleShape(shapes), metadata=self.metadata, **attrs)
+        instruction = self.emit("custom-call", *variables.values(), shape=TupleShape(shapes), **attrs)
         if eqn.effects:
             instruction = with_changes(instruction, attrs={**instruction.attrs, "has_side_effect": True},
                                        control=tuple(self.effects[-1:]))
@@ -258,9 +258,9 @@ class Scope(Emitter):
 
     def _refuse(self, eqn: Any, reason: str) -> NoReturn:
         file, line = compat.source_line(eqn.source_info)
-        raise JaxprImportError(f"cannot import {eqn.primitive.name}: {reason}\n  {eqn}\n  {file}:{line}")
+        raise compat.JaxprImportError(f"cannot import {eqn.primitive.name}: {reason}\n  {eqn}\n  {file}:{line}")
 
-    # --- metadata -------------------------------------------------------------------------------------------------
+    # --- metadata --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _within(self, name: str) -> Iterator[None]:
@@ -283,7 +283,3 @@ class Scope(Emitter):
         prefix = self._name_stacks[stack]
         file, line = compat.source_line(info)
         return Metadata(primitive, f"{prefix}/{primitive}" if prefix else primitive, file, line)
-
-
-class JaxprImportError(HlofuseError):
-    """A jaxpr that has no HLO meaning; the message names the equation and the user's line."""

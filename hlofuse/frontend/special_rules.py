@@ -91,13 +91,12 @@ def erf_inv(scope: Scope, x: Instruction) -> Instruction:
     w = scope.unary("negate", scope.unary("log", scope.mul(scope.sub(one, x), scope.add(one, x))))
     root = scope.unary("sqrt", w)
     if x.element_type == "f32":
-        near, far = _ERF_INV_F32
-        is_near = scope.compare("LT", w, 5)
-        ratio = _either(scope, is_near, (w, 2.5, near), (root, 3.2, far))
+        p, q = _ERF_INV_F32
+        ratio = _either(scope, scope.compare("LT", w, 5), (w, 2.5, p), (root, 3.2, q))
     else:
-        near, middle, far = _ERF_INV_F64
+        center, middle, far = _ERF_INV_F64
         beyond = _either(scope, scope.compare("LT", w, 16), (root, 3.25, middle), (root, 5.05, far))
-        ratio = scope.select(scope.compare("LT", w, 6.25), polynomial(scope, scope.sub(w, 3.125), near), beyond)
+        ratio = scope.select(scope.compare("LT", w, 6.25), polynomial(scope, scope.sub(w, 3.125), center), beyond)
     at_end = scope.compare("EQ", scope.unary("abs", x), 1)
     return scope.mul(x, scope.select(at_end, scope.like(x, float("inf")), ratio))
 
@@ -117,7 +116,7 @@ def _either(scope: Scope, is_first: Instruction, first: Fit, second: Fit) -> Ins
     return result
 
 
-# --- what JAX lowers to -------------------------------------------------------------------------------------------------
+# --- what JAX lowers to -------------------------------------------------------------------------------------------
 
 _expansions: dict[Any, Module | None] = {}
 

@@ -21,7 +21,7 @@ def _ints(values: Any) -> list[int]:
     return [int(v) for v in values]
 
 
-# --- shape --------------------------------------------------------------------------------------------------------------
+# --- shape --------------------------------------------------------------------------------------------------------
 
 def broadcast_in_dim(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     key = compat.key_dims(eqn.invars[0].aval)
@@ -101,7 +101,7 @@ def tile(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instructio
     return [scope.reshape(repeated, [r * d for r, d in zip(repeats, x.dims, strict=True)])]
 
 
-# --- slices -------------------------------------------------------------------------------------------------------------
+# --- slices -------------------------------------------------------------------------------------------------------
 
 def slice_(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     key = compat.key_dims(eqn.invars[0].aval)
@@ -131,7 +131,7 @@ def dynamic_update_slice(scope: Scope, eqn: Any, operands: list[Instruction]) ->
     return [scope.dynamic_update_slice(x, update, _indices(scope, indices, x.array.rank))]
 
 
-# --- gather and scatter -------------------------------------------------------------------------------------------------
+# --- gather and scatter -------------------------------------------------------------------------------------------
 
 def gather(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     """HLO clamps start indices, which is JAX's `clip`; `fill_or_drop` selects `fill_value` where one was outside."""
@@ -239,7 +239,7 @@ def _clamped(scope: Scope, indices: Instruction, bounds: list[int]) -> Instructi
     return scope.emit("clamp", low, indices, high, shape=indices.shape)
 
 
-# --- sort ---------------------------------------------------------------------------------------------------------------
+# --- sort ---------------------------------------------------------------------------------------------------------
 
 def sort(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
     """Ascending by the first `num_keys` operands; NaN last, 0 equal to -0, complex as (real, imaginary)."""

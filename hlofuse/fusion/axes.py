@@ -85,6 +85,15 @@ class Axes:
                 stack.extend(reversed(children))
         return tuple(out)
 
+    def _top(self, stack: list[int]) -> int:
+        """The leaf on top of a stack of atoms, which may have been split or joined since they were put there."""
+        while True:
+            atom = stack[-1] = self._find(stack[-1])
+            children = self._children[atom]
+            if children is None:
+                return atom
+            stack[-1:] = reversed(children)
+
     def _register(self, dims: Dims) -> Dims:
         atoms = [a for dim in dims for a in self._leaves(dim)]
         for atom in atoms:
@@ -120,9 +129,9 @@ class Axes:
 
     def _unify(self, left: Dim, right: Dim) -> bool:
         """Makes two dimensions of one size the same atoms; False where factors or company forbid it."""
-        a, b = list(reversed(self._leaves(left))), list(reversed(self._leaves(right)))
+        a, b = list(reversed(left)), list(reversed(right))
         while a and b:
-            x, y = self._find(a[-1]), self._find(b[-1])
+            x, y = self._top(a), self._top(b)
             m, n = self._size[x], self._size[y]
             if m == n:
                 if not self._join(x, y):
@@ -131,12 +140,8 @@ class Axes:
                 b.pop()
             elif m and n and m % n == 0:
                 self._split(x, n)
-                a.pop()
-                a.extend(reversed(self._children[x] or ()))
             elif m and n and n % m == 0:
                 self._split(y, m)
-                b.pop()
-                b.extend(reversed(self._children[y] or ()))
             else:
                 return False
         return not a and not b
@@ -200,7 +205,8 @@ class Axes:
             while size != 1:
                 if not left or size == 0:
                     return None
-                atom = self._find(left.pop())
+                atom = self._top(left)
+                left.pop()
                 have = self._size[atom]
                 if have == 0 or (size % have and have % size):
                     return None
@@ -280,8 +286,12 @@ class Axes:
         for k, source in zip(offset, window, strict=True):
             whole = attrs["slice_sizes"][source] == operand.dims[source]
             result[k] = self._raw[operand][source] if whole else self._new(i.dims[k])
+        taken = {a for dim in result for a in self._leaves(dim)}
         for k, source in zip(batch_dims, index_dims, strict=True):
             result[k] = self._raw[indices][source]
+            if not taken.isdisjoint(self._leaves(result[k])):   # x[argsort(x)]: the gathered axis is another loop
+                self.shifted.add((i, 1))
+                result[k] = self._new(i.dims[k])
         for source, where in zip(batching, attrs.get("start_indices_batching_dims", ()), strict=True):
             self._unify(self._raw[operand][source], self._raw[indices][where])
         return tuple(result)

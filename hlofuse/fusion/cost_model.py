@@ -21,6 +21,7 @@ from hlofuse.hlo.shape import Shape
 MAX_MEMBERS = 400        # instructions of one kernel
 MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
+MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
 UNITS = ("fp", "int", "special", "div")
 
 
@@ -37,6 +38,16 @@ class CostEstimate:
     registers: int
     partial_bytes: int = 0
     work: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def packed(cls, parts: Sequence[CostEstimate]) -> CostEstimate:
+        """The cost of one launch that runs several kernels side by side."""
+        work = {unit: sum(p.work.get(unit, 0.0) for p in parts) for unit in UNITS}
+        time = sum(p.time_us - p.launch_us for p in parts)
+        launch = max(p.launch_us for p in parts)
+        return cls(time + launch, launch, sum(p.compute_us for p in parts), sum(p.memory_us for p in parts),
+                   sum(p.bytes for p in parts), sum(p.flops for p in parts), max(p.registers for p in parts),
+                   sum(p.partial_bytes for p in parts), work)
 
     @property
     def intensity(self) -> float:
@@ -126,7 +137,18 @@ class KernelCosts:
         return conflicting_reductions(a, b, self.graph.axes)
 
     def can_pack(self, a: frozenset[int], b: frozenset[int]) -> bool:
-        return False
+        """Kernels without scheduled reductions have one block shape; the limit on arguments is 32,764 bytes for all."""
+        return self._is_loop(a) and self._is_loop(b)
+
+    def _is_loop(self, members: frozenset[int]) -> bool:
+        if any(self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION for v in members):
+            return False
+        if len(members) == 1 and self._is_bitcast(next(iter(members))):
+            return False
+        return sum(len(self.graph.externals[v]) + len(self.operands[v]) + 1 for v in members) <= MAX_PACKED_ARGUMENTS
+
+    def _is_bitcast(self, v: int) -> bool:
+        return self.graph.vertices[v].instruction.opcode in ("reshape", "bitcast")
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         try:
@@ -144,8 +166,8 @@ class KernelCosts:
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
-    def estimate(self, members: Iterable[int], outputs: Iterable[int]) -> CostEstimate:
-        """The cost of one kernel; `Refusal` where it has no plan."""
+    def estimate(self, members: Iterable[int], outputs: Iterable[int], constrained: bool = True) -> CostEstimate:
+        """The cost of one kernel; `Refusal` where it has no plan. `constrained` heeds what earlier rounds forbade."""
         order = sorted(members)
         outs = list(outputs)
         if len(order) == 1 and self.is_fixed[order[0]]:
@@ -154,9 +176,9 @@ class KernelCosts:
             raise Refusal("memory", f"{len(order)} instructions, the limit is {MAX_MEMBERS}")
         chosen = set(order)
         for pair in self.forbidden:
-            if pair <= chosen:
+            if constrained and pair <= chosen:
                 raise Refusal("memory", "a kernel of these spilled registers")
-        if len(order) == 1 and self.graph.vertices[order[0]].instruction.opcode in ("reshape", "bitcast"):
+        if len(order) == 1 and self._is_bitcast(order[0]):
             return CostEstimate(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
         scheduled, domain, reduced = self._domain(order, outs)
         parallel = domain & ~reduced

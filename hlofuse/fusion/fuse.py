@@ -6,7 +6,7 @@ A kernel that turns out to have no plan (the search judges by masks, the plan by
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,23 +15,33 @@ from hlofuse.fusion.cost_model import CostEstimate, KernelCosts
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import FusionGraph
 from hlofuse.fusion.outline import outline
-from hlofuse.fusion.partition import Coloring
+from hlofuse.fusion.partition import Coloring, Kernel
 from hlofuse.fusion.plan import Plan, Refusal, make_plan
+from hlofuse.hlo.builder import parameter, tuple_of, with_operands
 from hlofuse.hlo.module import Computation, Instruction
 
 ROUNDS = 4
 DEPTH = 20_000    # Python frames: planning and writing a kernel recurse along its longest chain
 
 
+@dataclass(frozen=True, eq=False)
+class PlannedSegment:
+    """One plan of a launch, and which of the fusion's operands and results are its own, by position."""
+
+    plan: Plan
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class PlannedKernel:
-    """One kernel: the fusion instruction that stands for it, its plan (None: it runs through JAX, `refusal` says why)."""
+    """One launch: the fusion instruction that stands for it, its segments (more than one where independent kernels are
+    packed; none where it runs through JAX, and `refusal` says why), and its predicted cost."""
 
     instruction: Instruction
-    plan: Plan | None
+    segments: tuple[PlannedSegment, ...]
     cost: CostEstimate
-    members: frozenset[int]
-    outputs: frozenset[int]
+    kernels: tuple[Kernel, ...]
     refusal: str | None = None
 
 
@@ -46,38 +56,84 @@ class Fused:
     coloring: Coloring
 
 
+Accept = Callable[[Instruction, Sequence[PlannedSegment]], str | None]
+
+
 def fuse_computation(computation: Computation, device: DeviceSpec, method: str = "coloring",
-                     accept: Callable[[Plan], str | None] = lambda plan: None) -> Fused:
-    """Colors a computation and plans its kernels; `accept` may refuse a plan with a reason."""
+                     accept: Accept = lambda fusion, segments: None) -> Fused:
+    """Colors a computation and plans its kernels; `accept` may refuse a launch with a reason."""
     graph = FusionGraph(computation)
     costs = KernelCosts(graph, device)
     for last in [False] * (ROUNDS - 1) + [True]:
         coloring = color_graph(costs, method)
-        pairs = [(k.members, k.outputs) for k in coloring.kernels if not any(costs.is_fixed[v] for v in k.members)]
-        outlined = outline(graph, pairs)
-        kernels: list[PlannedKernel] = []
+        launches = [launch for launch in coloring.launches
+                    if not any(costs.is_fixed[v] for kernel in launch for v in kernel.members)]
+        outlined = outline(graph, [_union(launch) for launch in launches])
+        planned: list[PlannedKernel] = []
         refused: list[frozenset[int]] = []
-        for (members, outputs), fusion in zip(pairs, outlined.fusions, strict=True):
+        for launch, fusion in zip(launches, outlined.fusions, strict=True):
             if fusion is None:
                 continue
-            plan, reason = _plan(fusion.attrs["calls"], accept)
-            if plan is None and len(members) > 1 and not last:
-                refused.append(members)
-            kernels.append(PlannedKernel(fusion, plan, costs.estimate(members, outputs), members, outputs, reason))
+            segments, reason = _plan(fusion, graph, launch, accept)
+            if not segments and not last and (len(launch) > 1 or len(launch[0].members) > 1):
+                refused.append(_union(launch)[0])
+            planned.append(PlannedKernel(fusion, segments, _launch_cost(costs, launch), launch, reason))
         if not refused:
             break
         costs.forbidden.extend(refused)
-    return Fused(outlined.computation, tuple(kernels), graph, costs, coloring)
+    return Fused(outlined.computation, tuple(planned), graph, costs, coloring)
 
 
-def _plan(body: Computation, accept: Callable[[Plan], str | None]) -> tuple[Plan | None, str | None]:
+def _union(launch: Sequence[Kernel]) -> tuple[frozenset[int], frozenset[int]]:
+    return frozenset().union(*(k.members for k in launch)), frozenset().union(*(k.outputs for k in launch))
+
+
+def _launch_cost(costs: KernelCosts, launch: Sequence[Kernel]) -> CostEstimate:
+    parts = [costs.estimate(k.members, k.outputs, constrained=False) for k in launch]
+    return parts[0] if len(parts) == 1 else CostEstimate.packed(parts)
+
+
+def _plan(fusion: Instruction, graph: FusionGraph, launch: Sequence[Kernel],
+          accept: Accept) -> tuple[tuple[PlannedSegment, ...], str | None]:
+    body: Computation = fusion.attrs["calls"]
     try:
-        plan = make_plan(body)
+        segments = tuple(_segments(body, graph, launch))
     except Refusal as refusal:
-        return None, f"{refusal.rule}: {refusal}"
+        return (), f"{refusal.rule}: {refusal}"
     with deep_recursion():
-        reason = accept(plan)
-    return (plan, None) if reason is None else (None, reason)
+        reason = accept(fusion, segments)
+    return (segments, None) if reason is None else ((), reason)
+
+
+def _segments(body: Computation, graph: FusionGraph, launch: Sequence[Kernel]) -> Iterator[PlannedSegment]:
+    if len(launch) == 1:
+        yield PlannedSegment(make_plan(body), tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
+        return
+    position = {r: n for n, r in enumerate(r for v in sorted(_union(launch)[1]) for r in graph.vertices[v].results)}
+    for kernel in launch:
+        results = [position[r] for v in sorted(kernel.outputs) for r in graph.vertices[v].results]
+        part, operands = _restricted(body, results)
+        yield PlannedSegment(make_plan(part), operands, tuple(results))
+
+
+def _restricted(body: Computation, results: Sequence[int]) -> tuple[Computation, tuple[int, ...]]:
+    """The part of a computation that some of its results need, and the numbers of the parameters that it reads."""
+    roots = [body.outputs[n] for n in results]
+    needed = set(roots)
+    for i in reversed(body.instructions):
+        if i in needed:
+            needed.update(i.operands)
+    operands = tuple(n for n, p in enumerate(body.parameters) if p in needed)
+    copies: dict[Instruction, Instruction] = {}
+    for n, old in enumerate(operands):
+        p = body.parameters[old]
+        copies[p] = parameter(n, p.shape, p.name)
+    for i in body.instructions:
+        if i in needed and i not in copies:
+            copies[i] = with_operands(i, [copies[o] for o in i.operands])
+    new = [copies[r] for r in roots]
+    return Computation(body.name, tuple(copies[body.parameters[n]] for n in operands),
+                       new[0] if len(new) == 1 else tuple_of(new)), operands
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class FusionGraph:
                 if i is not self.computation.root:
                     found.update(i.operands)
             elif not is_fusible(i):
-                found.update(i.operands)
+                found.update(o for k, o in enumerate(i.operands) if not is_absorbed(i, k))
         return found
 
     def _is_free(self, i: Instruction) -> bool:
@@ -90,11 +90,18 @@ class FusionGraph:
         for v, vertex in enumerate(self.vertices):
             producers: dict[int, None] = {}
             arrays: dict[Instruction, None] = {}
-            for operand in self._reads(vertex.instruction):
+            # A kernel writes what is free once more; anything else reads it from memory.
+            fixed = self.is_fixed[v]
+            for operand in self._operands_in_memory(vertex.instruction) if fixed else self._reads(vertex.instruction):
                 u = self.vertex_of.get(operand)
-                if u is None or operand in self.free:
+                if u is None or (operand in self.free and not fixed):
                     arrays[operand] = None
-                elif u != v:
+                    u = self._tuple_producer(operand)
+                if u is not None and u != v:
+                    producers[u] = None
+            for before in vertex.instruction.control:
+                u = self.vertex_of.get(before, self._tuple_producer(before))
+                if u is not None and u != v:
                     producers[u] = None
             self.operands[v] = list(producers)
             self.externals[v] = tuple(arrays)
@@ -109,6 +116,26 @@ class FusionGraph:
         for v, vertex in enumerate(self.vertices):
             if vertex.instruction in self.free:
                 self.is_output[v] = True
+
+    def _tuple_producer(self, element: Instruction) -> int | None:
+        """The vertex that an element of a tuple in memory waits for."""
+        while element.opcode == "get-tuple-element":
+            element = element.operands[0]
+            if element in self.vertex_of:
+                return self.vertex_of[element]
+        return None
+
+    def _operands_in_memory(self, instruction: Instruction) -> list[Instruction]:
+        """The operands of an instruction that no kernel computes, tuples taken apart."""
+        found: dict[Instruction, None] = {}
+        stack = list(reversed(instruction.operands))
+        while stack:
+            operand = stack.pop()
+            if operand.opcode == "tuple":
+                stack.extend(reversed(operand.operands))
+            else:
+                found[operand] = None
+        return list(found)
 
     def _reads(self, instruction: Instruction) -> list[Instruction]:
         """The vertices' results and the arrays that an instruction reads, through what is free."""
@@ -131,6 +158,13 @@ def _is_splat(constant: Instruction) -> bool:
     from hlofuse.codegen.values import splat_literal
 
     return splat_literal(constant) is not None
+
+
+def is_absorbed(i: Instruction, number: int) -> bool:
+    """Whether XLA writes this operand into the operation itself: one number as all updates of a scatter."""
+    operand = i.operands[number]
+    return i.opcode == "scatter" and number >= (len(i.operands) + 1) // 2 and operand.opcode == "broadcast" and \
+        operand.operands[0].opcode == "constant"
 
 
 def is_fusible(i: Instruction) -> bool:

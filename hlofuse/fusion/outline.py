@@ -61,14 +61,17 @@ class _Outliner:
     def _ensure(self, root: Instruction) -> None:
         """Builds an instruction of the new computation after everything that it needs; iterative."""
         stack = [root]
+        opened: set[Instruction] = set()
         while stack:
             i = stack[-1]
             if i in self.new:
                 stack.pop()
                 continue
-            needs = self._needs(i)
-            pending = [n for n in needs if n not in self.new]
+            pending = [n for n in self._needs(i) if n not in self.new]
             if pending:
+                if i in opened:
+                    raise ValueError(f"the kernels wait for each other in a cycle through {i!r}")
+                opened.add(i)
                 stack.extend(pending)
                 continue
             stack.pop()
@@ -115,11 +118,11 @@ class _Outliner:
             self.new[i] = self._relinked(i)
             return
         members, outputs = self.kernels[k]
-        if len(members) == 1 and i.opcode in ("reshape", "bitcast"):
+        results, reads = self._members(k)
+        if len(members) == 1 and i.opcode in ("reshape", "bitcast") and i.operands[0] in reads:
             self.fusions[k] = None
             self.new[i] = self._relinked(i)
             return
-        results, reads = self._members(k)
         body = self._body(k, results, reads)
         names = self._name(members)
         shape = body.root.shape

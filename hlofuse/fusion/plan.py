@@ -94,6 +94,12 @@ def make_plan(computation: Computation) -> Plan:
     outputs = computation.outputs
     scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
     parallel = domain & ~reduced
+    for value in (*outputs, *(r.operands[0] for r in scheduled)):
+        _check_axes(value, analysis)
+    for r in scheduled:
+        for other in r.operands[1:len(r.operands) // 2]:
+            if analysis.dims(other) != analysis.dims(r.operands[0]):
+                raise Refusal("shape", f"the operands of {r!r} lie along different axes")
     for output in outputs:
         mask = masks[output]
         if mask not in (domain, parallel):
@@ -103,6 +109,14 @@ def make_plan(computation: Computation) -> Plan:
     axes = _merge(instructions, analysis, masks, order, reduced)
     staged = _staged(computation, analysis, masks, domain, axes) if not scheduled else ()
     return Plan(computation, analysis, axes, levels, staged)
+
+
+def _check_axes(value: Instruction, analysis: Axes) -> None:
+    """The loops reach every element: the atoms of what they write or reduce are distinct, and of its size."""
+    atoms = analysis.atoms(value)
+    shape = value.result_shapes[0]
+    if len(set(atoms)) != len(atoms) or math.prod(analysis.size(a) for a in atoms) != shape.size:
+        raise Refusal("shape", f"the axes of {value!r} do not reach each of its elements once")
 
 
 def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
@@ -199,8 +213,11 @@ def _adjacent(sequences: Sequence[tuple[int, ...]], first: int, second: int) -> 
 
 def _staged(computation: Computation, analysis: Axes, masks: Mapping[Instruction, int], domain: int,
             axes: Sequence[Axis]) -> tuple[Instruction, ...]:
-    """Parameters over the whole domain whose neighbors in memory are not neighbors in the innermost loop."""
-    if not axes or any((i, k) in analysis.shifted for i in computation.instructions for k in range(len(i.operands))):
+    """Parameters over the whole domain whose neighbors in memory are not neighbors in the innermost loop. Only where each
+    is read at the loops' own place: not with a shifted read, nor in a reduction inside a thread."""
+    if not axes or any(i.opcode == "reduce" for i in computation.instructions):
+        return ()
+    if any((i, k) in analysis.shifted for i in computation.instructions for k in range(len(i.operands))):
         return ()
     inner = axes[-1].atoms[-1]
     found = []

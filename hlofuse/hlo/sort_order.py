@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hlofuse.hlo.attributes import printed_attrs
 from hlofuse.hlo.module import Computation, Instruction, post_order
 from hlofuse.hlo.shape import FLOATS
-from hlofuse.hlo.traverse import printed_attrs
 
 _MIRRORED = {"LT": "GT", "GT": "LT"}
 

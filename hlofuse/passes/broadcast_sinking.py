@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hlofuse.hlo.builder import make, reshape
+from hlofuse.hlo.builder import reshape
 from hlofuse.hlo.module import Instruction, Module
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
@@ -46,7 +46,7 @@ def sink_broadcast(i: Instruction) -> Instruction | None:
             needed.update(o.attrs["dimensions"])
     axes = sorted(needed)
     dims = [i.dims[d] for d in axes]
-    if math.prod(dims) >= i.shape.size or any(list(o.attrs["dimensions"]) != sorted(o.attrs["dimensions"])
+    if math.prod(dims) >= i.array.size or any(list(o.attrs["dimensions"]) != sorted(o.attrs["dimensions"])
                                               for o in i.operands if o.opcode == "broadcast"):
         return None
     sources = [spread(o.operands[0], dims, [axes.index(d) for d in o.attrs["dimensions"]])

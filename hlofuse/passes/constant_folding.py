@@ -91,8 +91,8 @@ def _arithmetic_right(x: Array, y: Array) -> Array:
     return (x.view(signed) >> y.view(signed)).view(x.dtype)
 
 
-def _negate(x: Array) -> Array:
-    return np.negative(x)
+def _select(p: Array, x: Array, y: Array) -> Array:
+    return np.where(p, x, y)
 
 
 def _sign(x: Array) -> Array | None:
@@ -121,7 +121,7 @@ SCALAR_FOLDERS: dict[str, Folder] = {
     "or": lambda x, y: x | y,
     "xor": lambda x, y: x ^ y,
     "not": lambda x: ~x,
-    "negate": _negate,
+    "negate": np.negative,
     "abs": lambda x: None if x.dtype.kind == "c" else np.abs(x),
     "sign": _sign,
     "floor": np.floor,
@@ -134,7 +134,7 @@ SCALAR_FOLDERS: dict[str, Folder] = {
     "shift-right-logical": _shift(_logical_right, np.zeros_like),
     "popcnt": _population_count,
     "count-leading-zeros": _count_leading_zeros,
-    "select": lambda p, x, y: np.where(p, x, y),
+    "select": _select,
     "complex": lambda a, b: _complex(a, b),
     "real": np.real,
     "imag": np.imag,
@@ -159,7 +159,7 @@ def converted(x: Array, target: Shape) -> Array | None:
         return x.astype(to)
     if source.kind in "iub":
         # Half types are reached through float32, which is exact up to 2^24.
-        small = source == bool or bool(np.all(np.abs(x.astype(np.float64)) <= 2 ** 24))
+        small = source.kind == "b" or bool(np.all(np.abs(x.astype(np.float64)) <= 2 ** 24))
         return x.astype(to) if small or to.itemsize >= 4 else None
     if target.element_type in INTEGERS:
         info = np.iinfo(to)

@@ -1,15 +1,18 @@
-"""Transposes around a dot become its dimension numbers, where the result's order stays as it is.
+"""Transposes around a dot become its dimension numbers, as far as a library call can read the operands as they lie.
 
 A result is ordered batch, left free, right free axes, so a transpose of an operand folds when the free axes keep their
-order, and a transpose of the result that swaps the two free parts swaps the operands.
+order, and a transpose of the result that swaps the two free parts swaps the operands. An operand that no
+strided-batched call reads as it lies gets a transpose: the library would copy anyway, but a transpose fuses with what
+makes the operand.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hlofuse.hlo.builder import make
 from hlofuse.hlo.module import Instruction, Module
+from hlofuse.passes.reshape_mover import transpose
 from hlofuse.passes.rewrite import Readers, RuleTable, rewrite
 
 RULES = RuleTable()
@@ -28,38 +31,79 @@ def free_axes(dot: Instruction, side: int) -> list[int]:
     return [d for d in range(len(dot.operands[side].dims)) if d not in taken]
 
 
+def is_plain_layout(dot: Instruction, attrs: Mapping[str, Any], side: int, dims: Sequence[int] | None = None) -> bool:
+    """Whether a strided-batched call reads the operand as it lies: batch, contracting and free axes are one run each,
+    the last axis is not of batch, unless all are. Axes of one element do not count."""
+    dims = dot.operands[side].dims if dims is None else dims
+    batch = [d for d in attrs.get(_BATCH[side], ()) if dims[d] != 1]
+    contracting = [d for d in attrs.get(_CONTRACTING[side], ()) if dims[d] != 1]
+    axes = [d for d, size in enumerate(dims) if size != 1]
+    free = [d for d in axes if d not in batch and d not in contracting]
+    runs = (batch, contracting, free)
+    in_runs = all([axes.index(d) for d in run] == list(range(axes.index(run[0]), axes.index(run[0]) + len(run)))
+                  for run in runs if run)
+    return in_runs and (axes == sorted(batch) or axes[-1] not in batch)
+
+
 @RULES.on("dot")
 def dot_of_transpose(i: Instruction) -> Instruction | None:
-    """dot(transpose(x), y) => dot(x, y) with x's own axes, where x's free axes stay in order"""
+    """dot(transpose(x), y) => dot(x, y) with x's own axes, where x's free axes stay in order and its layout is plain"""
     for side in (0, 1):
         moved = i.operands[side]
         if moved.opcode != "transpose":
             continue
         order = moved.attrs["dimensions"]
         free = [order[d] for d in free_axes(i, side)]
-        if free != sorted(free):
-            continue
-        attrs = dict(i.attrs)
-        for key in (_BATCH[side], _CONTRACTING[side]):
-            attrs[key] = tuple(order[d] for d in i.attrs.get(key, ()))
-        operands = list(i.operands)
-        operands[side] = moved.operands[0]
-        return make("dot", *operands, shape=i.shape, **attrs)
+        attrs = _renumbered(i.attrs, side, order)
+        if free == sorted(free) and (is_plain_layout(i, attrs, side, moved.operands[0].dims)
+                                     or not is_plain_layout(i, i.attrs, side)):
+            return _with_operand(i, side, moved.operands[0], attrs)
     return None
+
+
+@RULES.on("dot")
+def dot_of_scattered_axes(i: Instruction) -> Instruction | None:
+    """dot(x, y) => dot(transpose(x), y), batch axes first and contracting axes last, where x's layout is not plain"""
+    for side in (0, 1):
+        if is_plain_layout(i, i.attrs, side):
+            continue
+        order = (*i.attrs.get(_BATCH[side], ()), *free_axes(i, side), *i.attrs.get(_CONTRACTING[side], ()))
+        places = [order.index(d) for d in range(len(order))]
+        moved = make("transpose", i.operands[side], dimensions=order)
+        return _with_operand(i, side, moved, _renumbered(i.attrs, side, places))
+    return None
+
+
+def _renumbered(attrs: Mapping[str, Any], side: int, number: Sequence[int]) -> dict[str, Any]:
+    """A dot's attributes where axis d of one operand is axis `number[d]`."""
+    keys = (_BATCH[side], _CONTRACTING[side])
+    return {**attrs, **{key: tuple(number[d] for d in attrs.get(key, ())) for key in keys}}
+
+
+def _with_operand(i: Instruction, side: int, operand: Instruction, attrs: Mapping[str, Any]) -> Instruction:
+    operands = list(i.operands)
+    operands[side] = operand
+    return make("dot", *operands, shape=i.shape, **attrs)
 
 
 @RULES.on_readers("transpose")
 def transpose_of_dot(i: Instruction, readers: Readers) -> Instruction | None:
-    """transpose(dot(x, y)) => dot(y, x), where it swaps left and right free axes and keeps the rest in order"""
+    """transpose(dot(x, y)) => dot(y, x), where it swaps left and right free axes; => transpose(dot(y, x)), where that
+    leaves the last axis in its place, so that runs of elements move together"""
     dot = i.operands[0]
     if dot.opcode != "dot" or readers(dot) > 1 or dot.control:
         return None
-    batch = len(dot.attrs.get("lhs_batch_dims", ()))
     left, right = len(free_axes(dot, 0)), len(free_axes(dot, 1))
-    swapped = (*range(batch), *range(batch + left, batch + left + right), *range(batch, batch + left))
-    if tuple(i.attrs["dimensions"]) != swapped:
+    batch = len(dot.dims) - left - right
+    order = i.attrs["dimensions"]
+    if not left or not right or order[-1] != batch + left - 1:
         return None
-    return make("dot", dot.operands[1], dot.operands[0], shape=i.shape, **_swapped(dot.attrs))
+    place = [*range(batch), *range(batch + right, batch + right + left), *range(batch, batch + right)]
+    dims = [0] * len(place)
+    for old, new in enumerate(place):
+        dims[new] = dot.dims[old]
+    swapped = make("dot", dot.operands[1], dot.operands[0], shape=dot.array.with_dims(dims), **_swapped(dot.attrs))
+    return transpose(swapped, [place[d] for d in order])
 
 
 def _swapped(attrs: Any) -> dict[str, Any]:

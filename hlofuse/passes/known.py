@@ -69,6 +69,11 @@ def all_ones(element_type: str) -> Any:
     return np.bool_(True) if element_type == "pred" else np.invert(dtype.type(0))
 
 
+def is_integral(instruction: Instruction) -> bool:
+    """An array of integers or of truth values."""
+    return instruction.element_type in INTEGERS or instruction.element_type == "pred"
+
+
 def full_like(instruction: Instruction, value: Any) -> Instruction:
     """`value` in the shape of the instruction, as a broadcast scalar."""
     return full(value, instruction.array)

@@ -12,7 +12,7 @@ _LARGEST = 32  # instructions; a larger computation stays a call
 
 
 def lift(computation: Computation, arguments: Sequence[Instruction], dims: Sequence[int]) -> Instruction | None:
-    """The computation's root with arrays of `dims` for its scalars; `None` if it is more than element-wise operations."""
+    """The computation's root with arrays of `dims` for its scalars; `None` if it is not all element-wise."""
     if len(computation.instructions) > _LARGEST or computation.effects:
         return None
     new: dict[Instruction, Instruction] = dict(zip(computation.parameters, arguments, strict=True))

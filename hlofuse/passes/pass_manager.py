@@ -25,11 +25,13 @@ def run_passes(module: Module, pipeline: Sequence[Pass] | None = None,
                on_snapshot: Callable[[str, Module], None] | None = None) -> Module:
     """The module after all passes, repeated until a whole round changes nothing (at most MAX_ROUNDS rounds).
 
-    `on_snapshot(name, module)` is told of each pass that changed something: `cse` the first time, then `cse#2`, `cse#3`,
-    counting the times that it changed something. In strict mode the module is verified after each.
+    `on_snapshot(name, module)` is told of each pass that changed something: `cse` the first time that it did, then
+    `cse#2`, `cse#3`. In strict mode the module is verified after each.
     """
     if pipeline is None:
-        from hlofuse.passes import PIPELINE as pipeline  # noqa: N811  (the list imports this module)
+        from hlofuse.passes import PIPELINE  # late: the list imports this module
+
+        pipeline = PIPELINE
     unchanged: dict[str, Module] = {}  # by pass, the module that it last left as it was
     changes: Counter[str] = Counter()
     for _ in range(MAX_ROUNDS):

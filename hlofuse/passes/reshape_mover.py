@@ -146,7 +146,8 @@ def slice_of_concatenate(i: Instruction) -> Instruction | None:
     bounds = list(i.attrs["slice"])
     start, limit, stride = bounds[axis]
     limit = start + (i.dims[axis] - 1) * stride + 1
-    offset, kept, first = 0, [], 0
+    kept: list[Instruction] = []
+    offset = first = 0
     for o in joined.operands:
         if offset < limit and offset + o.dims[axis] > start:
             first = offset if not kept else first
@@ -262,7 +263,9 @@ def common_factors(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
     groups: list[tuple[list[int], list[int]]] = []
     a = b = 0
     while a < len(old) or b < len(new):
-        left, right, product, other = [], [], 1, 1
+        left: list[int] = []
+        right: list[int] = []
+        product = other = 1
         while True:
             if a < len(old) and (product < other or product == other and not left):
                 product *= old[a]
@@ -343,7 +346,7 @@ def transpose_of_inserted(i: Instruction) -> Instruction | None:
 
 @RULES.on("reduce")
 def reduce_of_inserted(i: Instruction) -> Instruction | None:
-    """reduce(reshape(x), init) => reshape(reduce(x, init)), where the reshape only adds axes of one element, kept ones"""
+    """reduce(reshape(x), init) => reshape(reduce(x, init)), where the reshape only adds such axes, kept ones"""
     if len(i.operands) != 2:
         return None
     inner = i.operands[0]

@@ -32,6 +32,13 @@ class RuleTable:
         self.plain: dict[str, list[Rule]] = {}
         self.reading: dict[str, list[ReaderRule]] = {}
 
+    def include(self, other: RuleTable) -> None:
+        """Adds the rules of another table, behind the ones that are here."""
+        for opcode, rules in other.plain.items():
+            self.plain.setdefault(opcode, []).extend(rules)
+        for opcode, reading in other.reading.items():
+            self.reading.setdefault(opcode, []).extend(reading)
+
     def on(self, *opcodes: str) -> Callable[[Rule], Rule]:
         """Registers a rule `instruction -> replacement | None` for these opcodes."""
         def register(rule: Rule) -> Rule:
@@ -70,7 +77,7 @@ def rewrite_computation(computation: Computation, table: RuleTable) -> Computati
 
 
 class _Walk:
-    """The state of one walk. `new` maps an instruction that changed to its settled form; `settled` holds final nodes."""
+    """One walk. `new` maps an instruction that changed to its settled form; `settled` holds final nodes."""
 
     def __init__(self, computation: Computation, table: RuleTable) -> None:
         self.table = table

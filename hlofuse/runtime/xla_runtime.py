@@ -13,12 +13,11 @@ from typing import Any
 import jax
 
 from hlofuse.codegen.dialect import HOST
-from hlofuse.codegen.kernel import KernelText, write_kernel
+from hlofuse.codegen.kernel import KernelText
 from hlofuse.config import is_strict
 from hlofuse.errors import HlofuseError, HlofuseWarning
 from hlofuse.frontend import jaxpr_compat as compat
 from hlofuse.frontend.jax_compat import result_types, with_key_type
-from hlofuse.fusion.fuse import deep_recursion
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
 from hlofuse.hlo.to_jax import evaluate_computation, evaluate_instruction
@@ -82,7 +81,7 @@ class Executable:
     def kernels(self) -> tuple[KernelInfo, ...]:
         found = []
         for c in self.compilation.clusters:
-            if c.plan is not None:
+            if c.segments:
                 code = c.kernel
                 found.append(KernelInfo(c.name, c.form, code.sources, code.launch, c.cost.registers, code.shared_bytes))
         return tuple(found)
@@ -117,8 +116,8 @@ def build_executable(compilation: Any, platform: str) -> Executable:
     """Builds and loads the kernels of a compilation for this machine's CPU."""
     texts: dict[Instruction, KernelText] = {}
     for c in compilation.clusters:
-        if c.plan is not None:
-            texts[c.instruction] = c.text if c.device.dialect == "host" else _host_text(c)
+        if c.segments:
+            texts[c.instruction] = c.text_in("host")
     if platform != "cpu" or not texts:
         return Executable(compilation, {})
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
@@ -137,11 +136,6 @@ def build_executable(compilation: Any, platform: str) -> Executable:
         register_kernel(key, kernel.address, text.blocks, max(1, TASK_WORK // text.work), text.counters)
         built[instruction] = HostKernel(text, key)
     return Executable(compilation, built)
-
-
-def _host_text(cluster: Any) -> KernelText:
-    with deep_recursion():
-        return write_kernel(cluster.plan, HOST, cluster.name)
 
 
 def _complain(key: str, message: str) -> None:

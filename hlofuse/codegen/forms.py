@@ -1,0 +1,295 @@
+"""The kernel forms: one emitter each, and the table of them.
+
+Where the lanes are reduced (rows) they fold at the end of a pass; where they are not (loops, columns) each lane has its own
+accumulators. A reduction that is split over blocks leaves partial results, which the last block of its item folds in fixed
+order. Every emitter returns the number of blocks.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from hlofuse.codegen.index_map import Index, Var, constant, linearize, to_c, variable
+from hlofuse.codegen.nest import Nest, Reduction
+from hlofuse.codegen.scalar_expr import storage_type
+from hlofuse.codegen.sizing import round_up
+from hlofuse.fusion.plan import Axis
+from hlofuse.hlo.module import Instruction
+
+TILE = 32                 # a transpose goes through tiles of TILE x TILE
+
+
+def write_loop(nest: Nest) -> int:
+    z = nest.sizing
+    tile, _ = nest.begin_item()
+    begin, end = nest.tile_range(tile)
+
+    def body() -> None:
+        nest.tiles(begin, end, (0, z.vector_size), lambda: [nest.store(k) for k in range(len(nest.output_names))])  # type: ignore[arg-type,return-value]
+
+    nest.by_outer_branches(body)
+    return z.items
+
+
+def write_transpose(nest: Nest) -> int:
+    """Tiles of the two innermost directions: staged operands go through shared memory, both sides coalesced."""
+    plan, t = nest.plan, nest.index_type
+    inner = plan.axes[-1]
+    last = plan.analysis.atoms(plan.staged[0])[-1]
+    across = next(a for a in plan.axes if last in a.atoms)
+    outer = tuple(a for a in plan.axes if a not in (inner, across))
+    rows, columns = -(-across.size // TILE), -(-inner.size // TILE)
+    nest.sizing = replace(nest.sizing, outer=outer, vector=(inner,), threads=nest.dialect.transpose_threads, lanes=1,
+                          tile=TILE)
+    counts = [*(a.size for a in outer), rows, columns]
+    stride = 1
+    texts = []
+    for count in reversed(counts):
+        texts.append(f"BLOCK / {stride} % {count}" if stride > 1 else f"BLOCK % {count}")
+        stride *= count
+    texts.reverse()
+    for axis, text in zip(outer, texts, strict=False):
+        nest.where[axis.name] = variable(axis.name, axis.size)
+        if axis.size > 1:
+            nest.emit(f"const {t} {axis.name} = ({t})({text});")
+    row0, column0 = f"{across.name}0", f"{inner.name}0"
+    nest.emit(f"const {t} {row0} = ({t})({texts[-2]}) * {TILE}, {column0} = ({t})({texts[-1]}) * {TILE};")
+    for n, (axis, start) in enumerate(((across, row0), (inner, column0))):
+        label = ("rows", "columns")[n]
+        nest.emit(f"const int {label} = {axis.size} - {start} < {TILE} ? (int)({axis.size} - {start}) : {TILE};")
+    for axis in (across, inner):
+        nest.where[axis.name] = Index(((Var(axis.name, 0, axis.size - 1), 1),))
+    for p in plan.staged:
+        _stage(nest, p, across, inner, row0, column0)
+    nest.emit("BARRIER();")
+    with nest.block(f"for_tile<THREADS, {TILE}, {TILE}>(rows, columns, [&](const int row, const int column) INLINE {{",
+                    (across.name, inner.name), "});"):
+        nest.emit(f"const {t} {across.name} = {row0} + row, {inner.name} = {column0} + column;")
+        for k in range(len(nest.output_names)):
+            nest.store(k)
+    return math.prod(counts)
+
+
+def _stage(nest: Nest, p: Instruction, across: Axis, inner: Axis, row0: str, column0: str) -> None:
+    kind, name = storage_type(p.element_type), nest.values.name(f"{nest.names[p]}_tile")
+    index = nest.plan.canonical(p, nest.where)
+    place = to_c(linearize(index, p.dims))
+    nest.emit(f"SHARED({kind}, {name}, {TILE} * {TILE + 1});")
+    with nest.block(f"for_tile<THREADS, {TILE}, {TILE}>(columns, rows, [&](const int column, const int row) INLINE {{",
+                    footer="});"):
+        nest.emit(f"const {nest.index_type} {across.name} = {row0} + row, {inner.name} = {column0} + column;")
+        nest.emit(f"{name}[column * {TILE + 1} + row] = {nest.names[p]}[{place}];")
+    nest.shared_bytes += TILE * (TILE + 1) * p.array.dtype.itemsize
+    nest.values.element_readers[p] = lambda _, name=name: f"{name}[column * {TILE + 1} + row]"
+
+
+def write_row(nest: Nest) -> int:
+    z = nest.sizing
+    nest.begin_item()
+    nest.schedule_names()
+    passes = 1 + max([*nest.plan.levels.values(),
+                      *(nest.waiting[o] for o in nest.plan.computation.outputs
+                        if nest.plan.analysis.mask(o) == nest.plan.domain_mask)])
+    for level in range(passes):
+        reductions = nest.reductions(level)
+        stores = nest.outputs(level, nest.plan.domain_mask)
+        if not reductions and not stores:
+            continue
+        for r in reductions:
+            nest.declare_lanes(r)
+
+        def write(reductions: list[Reduction] = reductions, stores: list[int] = stores) -> None:
+            for r in reductions:
+                nest.accumulate(r)
+            for k in stores:
+                nest.store(k)
+
+        with nest.loop_axes():
+            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+        for r in reductions:
+            nest.publish(r, nest.finish_rows(r))
+    nest.store_parallel()
+    return z.items
+
+
+def write_split_row(nest: Nest) -> int:
+    z, t = nest.sizing, nest.index_type
+    nest.schedule_names()
+    over_loop = z.loop_size > 1
+    total = z.loop_size if over_loop else z.vector_size
+    size = round_up(-(-total // z.chunks), 1 if over_loop else z.threads * z.lanes)
+    chunks = -(-total // size)
+    nest.sizing = z = replace(z, chunks=chunks)
+    _, chunk = nest.begin_item(chunks)
+    nest.emit(f"const {t} begin = ({t})({chunk}) * {size};")
+    nest.emit(f"const {t} end = begin + {size} < {total} ? begin + {size} : {total};")
+    reductions = nest.reductions(0)
+    stores = nest.outputs(0, nest.plan.domain_mask)
+    for r in reductions:
+        nest.declare_lanes(r)
+
+    def write() -> None:
+        for r in reductions:
+            nest.accumulate(r)
+        for k in stores:
+            nest.store(k)
+
+    if over_loop:
+        with nest.loop_axes("begin", "end"):
+            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+    else:
+        for a in z.loop:
+            nest.where[a.name] = constant(0)
+        nest.tiles("begin", "end", (0, z.vector_size), write)
+    partials = []
+    for r in reductions:
+        late, r.late_init = r.late_init, []
+        results = nest.finish_rows(r)
+        r.late_init = late
+        partials.append([nest.new_scratch(kind, z.items * chunks) for kind in r.types])
+        with nest.block("if (THREAD == 0) {", guard=True):
+            for name, result in zip(partials[-1], results, strict=True):
+                nest.emit(f"{name}[BLOCK] = {result};")
+    nest.counters = z.items
+    with nest.block(f"if (is_last_block(counters + BLOCK / {chunks}, {chunks})) {{", guard=True):
+        for r, names in zip(reductions, partials, strict=True):
+            again = replace(r, names=[nest.values.name(f"{a}_total") for a in r.names])
+            nest.declare_lanes(again)
+            with nest.block(f"for_tiles<THREADS, LANES>(({t})0, ({t}){chunks}, "
+                            f"[&](const {t} k0, const int count) INLINE {{", footer="});"):
+                with nest.block("FOR_LANES(l, count) {"):
+                    values = [f"{n}[BLOCK / {chunks} * {chunks} + k0 + l]" for n in names]
+                    nest.emit(f"{r.reducer}({', '.join([*(f'{a}[l]' for a in again.names), *values])});")
+            nest.publish(again, nest.finish_rows(again))
+        nest.store_parallel()
+    return z.items * chunks
+
+
+def write_column(nest: Nest) -> int:
+    z = nest.sizing
+    tile, _ = nest.begin_item()
+    begin, end = nest.tile_range(tile)
+    nest.schedule_names()
+    with _column_lanes(nest, begin, end):
+        passes = 1 + max([*nest.plan.levels.values(),
+                          *(nest.waiting[o] for o in nest.plan.computation.outputs
+                            if nest.plan.analysis.mask(o) == nest.plan.domain_mask)])
+        for level in range(passes):
+            reductions = nest.reductions(level)
+            stores = nest.outputs(level, nest.plan.domain_mask)
+            if reductions or stores:
+                _column_pass(nest, reductions, stores, "0", None)
+        with _each_lane(nest):
+            _publish_lanes(nest)
+            for k in nest.outputs(None, nest.plan.parallel_mask):
+                nest.store(k)
+    return z.items
+
+
+@contextmanager
+def _column_lanes(nest: Nest, begin: str, end: str) -> Iterator[None]:
+    name, t = nest.lane_variable(), nest.index_type
+    nest.place_lanes()
+    nest.finished = []
+    with nest.block(f"for_tiles<THREADS, LANES>(({t}){begin}, ({t}){end}, "
+                    f"[&](const {t} {name}0, const int count) INLINE {{", footer="});"):
+        yield
+
+
+@contextmanager
+def _each_lane(nest: Nest) -> Iterator[None]:
+    name = nest.lane_variable()
+    with nest.block("FOR_LANES(l, count) {", (name, "l")):
+        if nest.sizing.vector_size > 1:
+            nest.emit(f"const {nest.index_type} {name} = {name}0 + l;")
+        yield
+
+
+def _publish_lanes(nest: Nest) -> None:
+    for r in nest.finished:
+        for name, init in zip(r.names, r.late_init, strict=False):
+            nest.emit(f"{r.reducer}({name}[l], {init});")
+        r.late_init = []
+        nest.publish(r, [f"{a}[l]" for a in r.names])
+
+
+def _column_pass(nest: Nest, reductions: list[Reduction], stores: list[int], begin: str, end: str | None) -> None:
+    for r in reductions:
+        nest.declare_lanes(r)
+    with nest.loop_axes(begin, end):
+        with _each_lane(nest):
+            _publish_lanes(nest)
+            for r in reductions:
+                nest.accumulate(r)
+            for k in stores:
+                nest.store(k)
+    if any(r.late_init for r in reductions):
+        with _each_lane(nest):
+            for r in reductions:
+                for name, init in zip(r.names, r.late_init, strict=False):
+                    nest.emit(f"{r.reducer}({name}[l], {init});")
+                r.late_init = []
+    nest.finished.extend(reductions)
+
+
+def write_split_column(nest: Nest) -> int:
+    z, t = nest.sizing, nest.index_type
+    nest.schedule_names()
+    size = -(-z.loop_size // z.chunks)
+    chunks = -(-z.loop_size // size)
+    nest.sizing = z = replace(z, chunks=chunks)
+    tile, chunk = nest.begin_item(chunks)
+    begin, end = nest.tile_range(tile)
+    nest.emit(f"const {t} first = ({t})({chunk}) * {size};")
+    nest.emit(f"const {t} last = first + {size} < {z.loop_size} ? first + {size} : {z.loop_size};")
+    reductions = nest.reductions(0)
+    late = [r.late_init for r in reductions]
+    for r in reductions:
+        r.late_init = []
+    partials = [[nest.new_scratch(kind, z.items * chunks * z.tile) for kind in r.types] for r in reductions]
+    name = nest.lane_variable()
+    place = f"{name}0 - {begin} + l" if begin != "0" else f"{name}0 + l"
+    with _column_lanes(nest, begin, end):
+        _column_pass(nest, reductions, nest.outputs(0, nest.plan.domain_mask), "first", "last")
+        with nest.block("FOR_LANES(l, count) {"):
+            for r, names in zip(reductions, partials, strict=True):
+                for n, a in zip(names, r.names, strict=True):
+                    nest.emit(f"{n}[BLOCK * {z.tile} + {place}] = {a}[l];")
+    nest.counters = z.items
+    with nest.block(f"if (is_last_block(counters + BLOCK / {chunks}, {chunks})) {{", guard=True):
+        with _column_lanes(nest, begin, end):
+            for r, names, init in zip(reductions, partials, late, strict=True):
+                again = replace(r, names=[nest.values.name(f"{a}_total") for a in r.names], late_init=init)
+                nest.declare_lanes(again)
+                with nest.block(f"for (int k = 0; k < {chunks}; k++) {{"):
+                    with nest.block("FOR_LANES(l, count) {"):
+                        at = f"(BLOCK / {chunks} * {chunks} + k) * {z.tile} + {place}"
+                        nest.emit(f"{r.reducer}({', '.join([*(f'{a}[l]' for a in again.names), *(f'{n}[{at}]' for n in names)])});")
+                nest.finished.append(again)
+            with _each_lane(nest):
+                _publish_lanes(nest)
+                for k in nest.outputs(None, nest.plan.parallel_mask):
+                    nest.store(k)
+    return z.items * chunks
+
+
+FORMS: dict[str, Callable[[Nest], int]] = {
+    "loop": write_loop,
+    "transpose": write_transpose,
+    "row": write_row,
+    "full": write_split_row,
+    "column": write_column,
+    "split column": write_split_column,
+}
+
+
+def choose_form(nest: Nest) -> str:
+    """The form of a plan: by what its lanes run over, and whether its reductions are split over blocks."""
+    plan, split = nest.plan, nest.sizing.chunks > 1
+    if not plan.levels:
+        return "transpose" if plan.staged else "loop"
+    if plan.lanes_reduced:
+        return "full" if split else "row"
+    return "split column" if split else "column"

@@ -1,0 +1,335 @@
+"""The nest: items, tiles and lanes around the values of one cluster, and the reductions that run in them.
+
+A block works on one *item* (a point of the outer parallel axes, and a tile or chunk); in it the lanes run over the
+innermost axis. The kernel forms (forms.py) are written with these pieces; the text is the same in every dialect.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hlofuse.codegen.dialect import Argument, Dialect
+from hlofuse.codegen.index_map import Index, Var, constant, delinearize, linearize, to_c, variable
+from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
+from hlofuse.codegen.sizing import Sizing, dependent_levels, size_plan
+from hlofuse.codegen.values import Values
+from hlofuse.fusion.plan import Axis, Plan
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.opcode import identity_of
+from hlofuse.hlo.shape import Shape
+
+MAX_VARIANTS = 16         # how many copies of a loop the cuts of pad and concatenate may make
+
+
+@dataclass
+class Reduction:
+    """One scheduled reduction while its kernel is written."""
+
+    instruction: Instruction
+    reducer: str
+    types: list[str]
+    starts: list[str]      # what accumulators begin with
+    late_init: list[str]   # an initial value that is not the identity, folded in once at the end
+    names: list[str]
+
+
+class Nest:
+    """One plan in one dialect, while its kernel is written."""
+
+    def __init__(self, plan: Plan, dialect: Dialect, threads: int | None = None) -> None:
+        self.plan, self.dialect = plan, dialect
+        self.sizing = size_plan(plan, dialect)
+        if threads is not None:   # a packed launch has one block shape for all its segments
+            self.sizing = replace(self.sizing, threads=threads)
+        computation = plan.computation
+        big = max((s.size for i in computation.instructions for s in i.result_shapes), default=1)
+        self.index_type = "int" if big < 2**31 - 2**16 else "long long"
+        names: dict[Instruction, str] = {}
+        self.values = Values(computation, self.index_type, names)
+        for a in plan.axes:
+            self.values.name(a.name)
+        for p in computation.parameters:
+            names[p] = self.values.name(p.name or "x")
+        self.output_names = [self.values.name(f"out_{o.name or o.opcode}" if len(computation.outputs) > 1 else "out")
+                             for o in computation.outputs]
+        self.names = names
+        self.scratch: list[tuple[str, str, Shape]] = []
+        self.where: dict[str, Index] = {}
+        self.waiting = dependent_levels(plan)
+        self.counters = 0
+        self.shared_bytes = 0
+        self.finished: list[Reduction] = []   # whose results are in their lanes' accumulators
+        self._lane = ""
+        self._probing = False
+
+    def arguments(self) -> list[Argument]:
+        computation = self.plan.computation
+        inputs = [Argument("IN", storage_type(p.element_type), self.names[p]) for p in computation.parameters]
+        outputs = [Argument("OUT", storage_type(o.element_type), n)
+                   for o, n in zip(computation.outputs, self.output_names, strict=True)]
+        return [*inputs, *outputs, *(Argument("SCRATCH", t, n) for n, t, _ in self.scratch)]
+
+    # --- pieces -----------------------------------------------------------------------------------------------------
+
+    def emit(self, line: str) -> None:
+        self.values.scope.lines.append(line)
+
+    @contextmanager
+    def block(self, header: str, variables: Sequence[str] = (), footer: str = "}", guard: bool = False) -> Iterator[None]:
+        with self.values.inside(variables, guard) as scope:
+            yield
+        self.emit(header)
+        self.values.scope.lines.extend("  " + line for line in scope.lines)
+        self.emit(footer)
+
+    def begin_item(self, extra: int = 1) -> tuple[str, str]:
+        """Takes BLOCK apart into the outer axes, the tile and the chunk; returns the last two's names."""
+        z = self.sizing
+        rest, counts = "BLOCK", [a.size for a in z.outer] + [z.tiles, extra]
+        texts: list[str] = []
+        inner = 1
+        for count in reversed(counts):
+            if count == 1:
+                texts.append("0")
+                continue
+            text = rest if inner == 1 else f"{rest} / {inner}"
+            inner *= count
+            texts.append(text if inner == math.prod(counts) else f"{text} % {count}")
+        texts.reverse()
+        for axis, text in zip(z.outer, texts, strict=False):
+            self.where[axis.name] = variable(axis.name, axis.size)
+            if axis.size > 1:
+                self.emit(f"const {self.index_type} {axis.name} = ({self.index_type})({text});")
+        return texts[-2], texts[-1]
+
+    def lane_variable(self) -> str:
+        z = self.sizing
+        if len(z.vector) == 1:
+            return z.vector[0].name
+        self._lane = self._lane or self.values.name("v")
+        return self._lane
+
+    def place_lanes(self, low: int = 0, high: int | None = None) -> None:
+        """Sets the vector axes' indices for a lane variable in [low, high)."""
+        z = self.sizing
+        name = self.lane_variable()
+        top = z.vector_size if high is None else high
+        index = Index(((Var(name, low, top - 1), 1),)) if z.vector_size > 1 else constant(0)
+        self.where.update(zip((a.name for a in z.vector), delinearize(index, [a.size for a in z.vector]), strict=True))
+
+    def tiles(self, begin: str, end: str, bounds: tuple[int, int], write: Callable[[], None]) -> None:
+        """for_tiles over [begin, end) with `write` in the lane loop; cut where a branch of the body changes, so that most
+        lanes take none. `bounds` is what the range can be at most."""
+        cuts = self.cuts(write, bounds)
+        name = self.lane_variable()
+        for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+            first, last = begin, end
+            if low > bounds[0]:
+                first = str(low) if begin == "0" else f"({begin} > {low} ? {begin} : {low})"
+            if high < bounds[1]:
+                last = str(high) if end == str(bounds[1]) else f"({end} < {high} ? {end} : {high})"
+            self.place_lanes(low, high)
+            start = f"{name}0"
+            cast = f"({self.index_type})"
+            with self.block(f"for_tiles<THREADS, LANES>({cast}{first}, {cast}{last}, "
+                            f"[&](const {self.index_type} {start}, const int count) INLINE {{", footer="});"):
+                with self.block("FOR_LANES(l, count) {", (name, "l")):
+                    if self.sizing.vector_size > 1:
+                        self.emit(f"const {self.index_type} {name} = {start} + l;")
+                    write()
+        self.place_lanes()
+
+    def cuts(self, write: Callable[[], None], bounds: tuple[int, int]) -> list[int]:
+        v = self.values
+        if not _has_branches(self.plan.computation) or len(self.sizing.vector) > 1:
+            return list(bounds)
+        if self._probing:
+            return list(bounds)
+        v.breakpoints = {}
+        name = self.lane_variable()
+        with v.dry_run():
+            self.place_lanes()
+            with v.inside((name, "l")):
+                write()
+        found = sorted(b for b in v.breakpoints.get(name, ()) if bounds[0] < b < bounds[1])
+        v.breakpoints = None
+        return [bounds[0], *found, bounds[1]] if len(found) < MAX_VARIANTS else list(bounds)
+
+    def by_outer_branches(self, write: Callable[[], None]) -> None:
+        """Runs `write` once for each range of the outer axes between which its branches change."""
+        v = self.values
+        if not _has_branches(self.plan.computation):
+            write()
+            return
+        v.breakpoints = {}
+        saved = dict(self.where)
+        self._probing = True
+        with v.dry_run():
+            write()
+        self._probing = False
+        self.where = saved
+        found = v.breakpoints or {}
+        v.breakpoints = None
+        cuts = {a.name: sorted(found.get(a.name, ())) for a in self.sizing.outer if found.get(a.name)}
+        variants = math.prod(len(c) + 1 for c in cuts.values())
+        if not cuts or variants > MAX_VARIANTS:
+            write()
+            return
+        self.nest_cuts(list(cuts.items()), write)
+
+    def nest_cuts(self, cuts: list[tuple[str, list[int]]], write: Callable[[], None]) -> None:
+        if not cuts:
+            write()
+            return
+        (name, points), rest = cuts[0], cuts[1:]
+        whole = self.where[name]
+        size = whole.bounds[1] + 1
+        edges = [0, *points, size]
+        for n, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            test = f"if ({name} < {high})" if n == 0 else f"else if ({name} < {high})" if high < size else "else"
+            self.where[name] = Index(((Var(name, low, high - 1), 1),))
+            with self.block(f"{test} {{", guard=True):
+                self.nest_cuts(rest, write)
+        self.where[name] = whole
+
+    @contextmanager
+    def loop_axes(self, begin: str = "0", end: str | None = None) -> Iterator[None]:
+        z = self.sizing
+        if z.loop_size == 1 and end is None:
+            for a in z.loop:
+                self.where[a.name] = constant(0)
+            yield
+            return
+        if len(z.loop) == 1:
+            name = z.loop[0].name
+            flat = variable(name, z.loop[0].size)
+        else:
+            name = self.values.name("step")
+            flat = variable(name, z.loop_size)
+        for a, index in zip(z.loop, delinearize(flat, [a.size for a in z.loop]), strict=True):
+            self.where[a.name] = index
+        stop = str(z.loop_size) if end is None else end
+        with self.block(f"for ({self.index_type} {name} = {begin}; {name} < {stop}; {name}++) {{", (name,)):
+            yield
+
+    def store(self, k: int) -> None:
+        output = self.plan.computation.outputs[k]
+        index = self.plan.canonical(output, self.where)
+        value = self.value(output, index)
+        place = to_c(linearize(index, output.dims))
+        self.emit(f"{self.output_names[k]}[{place}] = {store_expr(value, output.element_type)};")
+
+    def value(self, i: Instruction, index: tuple[Index, ...]) -> str:
+        return self.values.at(i, index)
+
+    # --- reductions -------------------------------------------------------------------------------------------------
+
+    def reductions(self, level: int) -> list[Reduction]:
+        return [self._reduction(i) for i, n in self.plan.levels.items() if n == level]
+
+    def _reduction(self, i: Instruction) -> Reduction:
+        n = len(i.operands) // 2
+        types = [c_type(o.element_type) for o in i.operands[:n]]
+        starts, late = [], []
+        for init in i.operands[n:]:
+            start, rest = _initial_values(i.attrs["to_apply"], init.element_type, self.values.at(init, ()))
+            starts.append(start)
+            late += rest
+        names = [self.values.name(i.name or "sum") for _ in range(n)]
+        return Reduction(i, self.values.reducer(i), types, starts, late, names)
+
+    def declare_lanes(self, r: Reduction) -> None:
+        for name, kind, start in zip(r.names, r.types, r.starts, strict=True):
+            self.emit(f"{kind} {name}[LANES];")
+            self.emit(f"for (int l = 0; l < LANES; l++) {name}[l] = {start};")
+
+    def accumulate(self, r: Reduction) -> None:
+        """In the lane loop: folds this element into the lane's accumulators."""
+        n = len(r.names)
+        operands = r.instruction.operands[:n]
+        values = [self.value(o, self.plan.canonical(o, self.where)) for o in operands]
+        self.emit(f"{r.reducer}({', '.join([*(f'{a}[l]' for a in r.names), *values])});")
+
+    def finish_rows(self, r: Reduction) -> list[str]:
+        """Folds lanes and threads; the results' names."""
+        self.emit(f"fold_lanes<LANES>({', '.join([r.reducer, *r.names])});")
+        self.emit(f"fold_threads<THREADS>({', '.join([r.reducer, *(f'{a}[0]' for a in r.names)])});")
+        if r.late_init:
+            self.emit(f"{r.reducer}({', '.join([*(f'{a}[0]' for a in r.names), *r.late_init])});")
+        self.shared_bytes += 32 * 8 * len(r.names) if self.sizing.threads > 1 else 0
+        return [f"{a}[0]" for a in r.names]
+
+    def publish(self, r: Reduction, results: Sequence[str]) -> None:
+        """Makes the results known as the values of the reduction at the item's index."""
+        i = r.instruction
+        memo = self.values.scope.memo
+        if isinstance(i.shape, Shape):
+            index = self.plan.canonical(i, self.where)
+            memo[(i, index)] = _rounded(i.element_type, results[0])
+            return
+        for user in self.plan.computation.users[i]:
+            index = self.plan.canonical(user, self.where)
+            memo[(user, index)] = _rounded(user.element_type, results[user.attrs["index"]])
+
+    def schedule_names(self) -> None:
+        self.values.scheduled = set(self.plan.levels)
+
+    def outputs(self, level: int | None, mask: int) -> list[int]:
+        return [k for k, o in enumerate(self.plan.computation.outputs)
+                if self.plan.analysis.mask(o) == mask and (level is None or self.waiting[o] == level)]
+
+    # --- forms ------------------------------------------------------------------------------------------------------
+
+    def tile_range(self, tile: str) -> tuple[str, str]:
+        z = self.sizing
+        if z.tiles == 1:
+            return "0", str(z.vector_size)
+        t = self.index_type
+        self.emit(f"const {t} begin = ({t})({tile}) * {z.tile};")
+        if z.vector_size % z.tile == 0:
+            self.emit(f"const {t} end = begin + {z.tile};")
+        else:
+            self.emit(f"const {t} end = begin + {z.tile} < {z.vector_size} ? begin + {z.tile} : {z.vector_size};")
+        return "begin", "end"
+
+    def store_parallel(self) -> None:
+        """Results of whole rows, written by one thread."""
+        rows = self.outputs(None, self.plan.parallel_mask)
+        if rows and self.plan.parallel_mask != self.plan.domain_mask:
+            with self.block("if (THREAD == 0) {", guard=True):
+                for k in rows:
+                    self.store(k)
+
+    def new_scratch(self, kind: str, size: int) -> str:
+        name = self.values.name("partial")
+        element = {"float": "f32", "double": "f64", "bool": "pred"}.get(kind, kind)
+        self.scratch.append((name, kind, Shape(element, (size,))))
+        return name
+
+
+
+def _rounded(element_type: str, value: str) -> str:
+    return f"round_{element_type}({value})" if element_type in ("f16", "bf16") else value
+
+
+
+def _has_branches(computation: Computation) -> bool:
+    return any(i.opcode in ("pad", "concatenate", "dynamic-update-slice") for i in computation.instructions)
+
+
+def _initial_values(reducer: Computation, element_type: str, init: str) -> tuple[str, list[str]]:
+    """What every lane begins with, and what is folded in once at the end. HLO wants an identity as initial value; JAX lets
+    users give another one."""
+    root = reducer.root
+    simple = len(reducer.parameters) == 2 and set(root.operands) == set(reducer.parameters)
+    neutral = identity_of(root.opcode, element_type) if simple else None
+    if neutral is None:
+        return init, []
+    zero = literal_expr(np.zeros((), Shape(element_type).dtype), element_type)
+    if init == literal_expr(neutral, element_type) or (root.opcode == "add" and init == zero):
+        return init, []
+    return literal_expr(neutral, element_type), [init]

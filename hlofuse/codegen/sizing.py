@@ -1,0 +1,125 @@
+"""Sizing: how a plan is cut for a dialect into lanes, threads, tiles and chunks."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hlofuse.codegen.dialect import Dialect
+from hlofuse.fusion.plan import Axis, Plan
+from hlofuse.hlo.module import Instruction
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How a plan is cut for a dialect: `outer` axes make items, `loop` axes run inside an item, `vector` axes are the
+    lanes' (flattened); `chunks` is over how many blocks a reduction is split."""
+
+    outer: tuple[Axis, ...]
+    loop: tuple[Axis, ...]
+    vector: tuple[Axis, ...]
+    threads: int
+    lanes: int
+    tile: int
+    chunks: int
+
+    @property
+    def vector_size(self) -> int:
+        return math.prod(a.size for a in self.vector)
+
+    @property
+    def loop_size(self) -> int:
+        return math.prod(a.size for a in self.loop)
+
+    @property
+    def tiles(self) -> int:
+        return max(1, -(-self.vector_size // self.tile))
+
+    @property
+    def items(self) -> int:
+        return math.prod(a.size for a in self.outer) * self.tiles
+
+
+def size_plan(plan: Plan, dialect: Dialect) -> Sizing:
+    """Chooses lanes, threads, tiles and chunks."""
+    axes = plan.axes
+    last_kind = axes[-1].reduced if axes else False
+    inner = tuple(a for a in axes if a.reduced == last_kind)
+    other = tuple(a for a in axes if a.reduced != last_kind)
+    cut = len(inner)
+    size = 1
+    while cut and size < dialect.vector_minimum:
+        cut -= 1
+        size *= inner[cut].size
+    vector, rest = inner[cut:], inner[:cut]
+    if not plan.levels:
+        return _size_loop(rest, vector, dialect)
+    if plan.lanes_reduced:
+        return _size_row(plan, other, rest, vector, dialect)
+    return _size_column(plan, rest, other, vector, dialect)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _size_loop(outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
+    size = math.prod(a.size for a in vector)
+    lanes = min(dialect.lanes, _power_of_two(size))
+    threads = 1 if dialect.threads == 1 else min(dialect.threads, round_up(-(-size // lanes), 32))
+    tile = size if size <= dialect.tile_elements * 3 // 2 else dialect.tile_elements
+    return Sizing(outer, (), vector, threads, lanes, max(tile, 1), 1)
+
+
+def _size_row(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],
+              dialect: Dialect) -> Sizing:
+    size = math.prod(a.size for a in vector)
+    lanes = min(dialect.row_lanes, _power_of_two(size))
+    threads = 1
+    if dialect.max_row_threads > 1:
+        wanted = _power_of_two(-(-size // (lanes * 4)))
+        threads = min(dialect.max_row_threads, max(32, wanted))
+    rows = math.prod(a.size for a in outer)
+    total = size * math.prod(a.size for a in loop)
+    chunks = 1
+    if can_split(plan) and rows < dialect.split_below and total >= 4 * dialect.chunk_elements:
+        chunks = min(1024 // max(1, rows) if rows < 1024 else 1, total // dialect.chunk_elements)
+        threads = min(threads, dialect.threads)
+    return Sizing(outer, loop, vector, threads, lanes, size, max(1, chunks))
+
+
+def _size_column(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],
+                 dialect: Dialect) -> Sizing:
+    size = math.prod(a.size for a in vector)
+    lanes = min(dialect.column_lanes, _power_of_two(size))
+    threads = 1 if dialect.column_threads == 1 else min(dialect.column_threads, round_up(-(-size // lanes), 32))
+    tile = min(threads * lanes, size)
+    sizing = Sizing(outer, loop, vector, threads, lanes, tile, 1)
+    rows = sizing.loop_size
+    if can_split(plan) and sizing.items < dialect.column_blocks and rows * tile >= 4 * dialect.chunk_elements:
+        wanted = min(-(-dialect.column_blocks // sizing.items), rows * tile // dialect.chunk_elements, rows,
+                     max(1, 65536 // (4 * tile)))
+        sizing = replace(sizing, chunks=max(1, wanted))
+    return sizing
+
+
+def can_split(plan: Plan) -> bool:
+    """Whether a reduction may leave partial results: nothing over the whole domain waits for it."""
+    if any(level for level in plan.levels.values()):
+        return False
+    waiting = dependent_levels(plan)
+    return all(not waiting[o] or plan.analysis.mask(o) == plan.parallel_mask for o in plan.computation.outputs)
+
+
+def dependent_levels(plan: Plan) -> dict[Instruction, int]:
+    """For each instruction the number of scheduled reductions that must be complete before it."""
+    found: dict[Instruction, int] = {}
+    for i in plan.computation.instructions:
+        level = max((found[o] for o in i.operands), default=0)
+        found[i] = max(level, plan.levels[i] + 1) if i in plan.levels else level
+    return found
+
+
