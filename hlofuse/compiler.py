@@ -145,7 +145,7 @@ def _compile(closed: Any | None, module: Module | None, options: Options, device
     consts: tuple[Any, ...] = ()
     if module is None:
         with stages.timed("import"):
-            imported = import_jaxpr(closed, name)
+            imported = import_jaxpr(closed, name, platform="cpu" if spec.dialect == "host" else "cuda")
             module, consts = imported.module, imported.consts
     stages.keep("hlo", module)
     with stages.timed("passes"):
@@ -185,7 +185,7 @@ def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:
     return count_launches(Module("body", fused.computation), clusters, functools.partial(_count_body, device))
 
 
-# --- what the runtime asks for ------------------------------------------------------------------------------------------
+# --- what the runtime asks for ----------------------------------------------------------------------------------------
 
 _HOST = "host"
 

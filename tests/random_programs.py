@@ -586,15 +586,12 @@ def reduction(g: Generator) -> None:
         options += [(f"jnp.mean({{}}, {where})", _inexact(v, v.bound, 2))]
         if not g.specials:   # XLA:CPU loses NaN in them
             options += [(f"jnp.max({{}}, {where})", v), (f"jnp.min({{}}, {where})", v)]
-        if 1 not in (v.shape[k] for k in axes):   # where XLA drops the start value
-            options += [(f"lax.reduce({{}}, jnp.array(1.5, {{}}.dtype), lax.add, {axes})",
-                         _like(summed, summed.bound + 1.5, grain=min(v.grain, 0.5))),
-                        (f"lax.reduce({{}}, jnp.array(0.5, {{}}.dtype), lax.max, {axes})",
-                         _like(v, max(v.bound, 0.5), grain=min(v.grain, 0.5)))]
+        # Of other reducers XLA folds the start value in any number of times, or never.
+        options += [(f"lax.reduce({{}}, jnp.array(0.5, {{}}.dtype), lax.max, {axes})",
+                     _like(v, max(v.bound, 0.5), grain=min(v.grain, 0.5)))] if 1 not in (v.shape[k] for k in axes) else []
     elif v.kind == "i" and count:
-        options += [(f"jnp.max({{}}, {where})", v), (f"jnp.min({{}}, {where})", v), (f"jnp.prod({{}}, {where})", v)]
-        if 1 not in (v.shape[k] for k in axes):
-            options += [(f"lax.reduce({{}}, jnp.array(3, {{}}.dtype), lax.bitwise_xor, {axes})", v)]
+        options += [(f"jnp.max({{}}, {where})", v), (f"jnp.min({{}}, {where})", v), (f"jnp.prod({{}}, {where})", v),
+                    (f"lax.reduce({{}}, jnp.array(0, {{}}.dtype), lax.bitwise_xor, {axes})", v)]
     if v.kind in "fi" and v.exact and v.size and not (g.specials and v.kind == "f"):
         where = f"axis={axes[0]}{keep}"
         options += [(f"jnp.argmax({{}}, {where})", _like(v, 1e4)), (f"jnp.argmin({{}}, {where})", _like(v, 1e4))]
@@ -603,7 +600,7 @@ def reduction(g: Generator) -> None:
 
 
 def pair_reduction(g: Generator) -> None:
-    """Two operands in one reduction, with start values that are not neutral."""
+    """Two operands in one reduction."""
     v, c = g.value("f", rank=1, exact=True), g.choose
     if v is None or not v.size:
         return
@@ -611,8 +608,10 @@ def pair_reduction(g: Generator) -> None:
     axis = c.number(0, len(v.shape) - 1)
     if v.shape[axis] == 1 or g.specials:
         return
-    body = c.pick(("lambda a, b: (a[0] + b[0], lax.max(a[1], b[1]))", "lambda a, b: (a[0] + b[0], a[1] + b[1])"))
-    text = (f"lax.reduce(({{}}, {{}}), (jnp.array(1, {{}}.dtype), jnp.array(2, {{}}.dtype)), {body}, ({axis},))"
+    body = c.pick(("lambda a, b: (a[0] + b[0], lax.max(a[1], b[1]))", "lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1]))",
+                   "lambda a, b: (a[0] + b[0], a[1] + b[1])"))
+    starts = [0 if "+" in part else 2 for part in body.split("),")]
+    text = (f"lax.reduce(({{}}, {{}}), (jnp.array({starts[0]}, {{}}.dtype), jnp.array({starts[-1]}, {{}}.dtype)), {body}, ({axis},))"
             f"[{c.number(0, 1)}]")
     bound = (v.bound + w.bound) * v.shape[axis] + 2
     g.step(text, [v, w, v, v], _like(v, bound, grain=min(v.grain, w.grain, 1.0)))

@@ -1,7 +1,7 @@
 """Dialects as data: how a block is shaped and how a kernel's frame is spelled on the CPU and on the GPU.
 
-Kernel bodies are the same text in every dialect; what differs stands here and in the prelude. Emitters read numbers from
-the record and never ask which backend they write for.
+Kernel bodies are the same text in every dialect; what differs stands here and in the prelude. Emitters read numbers
+from the record and never ask which backend they write for.
 """
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Piece:
-    """A segment's body as a function of its own `arguments`, which stand at `positions` among the kernel's; its counters
-    begin at `counters`."""
+    """A segment's body as a function of its own `arguments`, which stand at `positions` among the kernel's; its
+    counters begin at `counters`."""
 
     arguments: Sequence[Argument]
     body: str
@@ -73,7 +73,8 @@ def _function(name: str, piece: Piece) -> str:
 
 def _calls(symbol: str, arguments: Sequence[Argument], pieces: Sequence[Piece], block: str) -> list[str]:
     """One statement per segment: the blocks are dealt out in order."""
-    lines, first = [], 0
+    lines: list[str] = []
+    first = 0
     for piece in pieces:
         names = "".join(f", {arguments[k].name}" for k in piece.positions)
         at = f"{block} - {first}" if first else block
@@ -98,15 +99,17 @@ def _host_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces
                        for k, a in enumerate(arguments))
     calls = _calls(symbol, arguments, pieces, "block")
     loop = "  for (long long block = begin; block < end; block++)"
-    body = f"{loop} {calls[0]}\n" if len(calls) == 1 else f"{loop} {{\n" + "".join(f"    {c}\n" for c in calls) + "  }\n"
-    return (f"{functions}extern \"C\" void {symbol}(void** buffers, long long begin, long long end, unsigned* counters) {{\n"
-            f"{unpacked}{body}}}\n")
+    inner = "".join(f"    {c}\n" for c in calls)
+    body = f"{loop} {calls[0]}\n" if len(calls) == 1 else f"{loop} {{\n{inner}  }}\n"
+    head = f"extern \"C\" void {symbol}(void** buffers, long long begin, long long end, unsigned* counters) {{\n"
+    return f"{functions}{head}{unpacked}{body}}}\n"
 
 
 def _cuda_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
     """The body itself where there is one segment, else a function for each."""
     parameters = ", ".join([*(f"{a.kind}({a.c_type}) {a.name}" for a in arguments), "unsigned* counters"])
-    head = f"extern \"C\" __global__ void __launch_bounds__({threads}) {symbol}({parameters}) {{\n  const long long BLOCK = blockIdx.x;\n"
+    head = (f"extern \"C\" __global__ void __launch_bounds__({threads}) {symbol}({parameters}) {{\n"
+            "  const long long BLOCK = blockIdx.x;\n")
     if len(pieces) == 1:
         return f"{head}{pieces[0].body}}}\n"
     functions = "".join(_function(_piece_name(symbol, p, pieces), p) for p in pieces)

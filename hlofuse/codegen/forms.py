@@ -1,35 +1,38 @@
 """The kernel forms: one emitter each, and the table of them.
 
-Where the lanes are reduced (rows) they fold at the end of a pass; where they are not (loops, columns) each lane has its own
-accumulators. A reduction that is split over blocks leaves partial results, which the last block of its item folds in fixed
-order. Every emitter returns the number of blocks.
+Where the lanes are reduced (rows) they fold at the end of a pass; where they are not (loops, columns) each lane has
+its own accumulators. A reduction that is split over blocks leaves partial results, which the last block of its item
+folds in fixed order. Every emitter returns the number of blocks.
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hlofuse.codegen.index_map import Index, Var, constant, linearize, to_c, variable
-from hlofuse.codegen.nest import Nest, Reduction
-from hlofuse.codegen.scalar_expr import storage_type
+from hlofuse.codegen.nest import Nest, Reduction, has_branches
+from hlofuse.codegen.scalar_expr import c_type, storage_type
 from hlofuse.codegen.sizing import round_up
 from hlofuse.fusion.plan import Axis
 from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.opcode import OPCODES
 
 TILE = 32                 # a transpose goes through tiles of TILE x TILE
 
 
 def write_loop(nest: Nest) -> int:
+    """Every element of the domain once."""
     z = nest.sizing
     tile, _ = nest.begin_item()
     begin, end = nest.tile_range(tile)
 
-    def body() -> None:
-        nest.tiles(begin, end, (0, z.vector_size), lambda: [nest.store(k) for k in range(len(nest.output_names))])  # type: ignore[arg-type,return-value]
+    def store_all() -> None:
+        for k in range(len(nest.output_names)):
+            nest.store(k)
 
-    nest.by_outer_branches(body)
+    nest.by_outer_branches(lambda: nest.tiles(begin, end, (0, z.vector_size), store_all))
     return z.items
 
 
@@ -82,36 +85,106 @@ def _stage(nest: Nest, p: Instruction, across: Axis, inner: Axis, row0: str, col
         nest.emit(f"const {nest.index_type} {across.name} = {row0} + row, {inner.name} = {column0} + column;")
         nest.emit(f"{name}[column * {TILE + 1} + row] = {nest.names[p]}[{place}];")
     nest.shared_bytes += TILE * (TILE + 1) * p.array.dtype.itemsize
-    nest.values.element_readers[p] = lambda _, name=name: f"{name}[column * {TILE + 1} + row]"
+    place = f"{name}[column * {TILE + 1} + row]"
+    nest.values.element_readers[p] = lambda index: place
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One reading of the rows: the reductions that it completes and the results that it can store."""
+
+    level: int
+    reductions: list[Reduction]
+    stores: list[int]
+
+
+def _passes(nest: Nest) -> Iterator[_Pass]:
+    plan = nest.plan
+    whole = [nest.waiting[o] for o in plan.computation.outputs if plan.analysis.mask(o) == plan.domain_mask]
+    for level in range(1 + max([*plan.levels.values(), *whole])):
+        found = _Pass(level, nest.reductions(level), nest.outputs(level, plan.domain_mask))
+        if found.reductions or found.stores:
+            yield found
 
 
 def write_row(nest: Nest) -> int:
+    """A block for each row, which it reads once for every level of reductions; dear values stay between the passes."""
     z = nest.sizing
     nest.begin_item()
     nest.schedule_names()
-    passes = 1 + max([*nest.plan.levels.values(),
-                      *(nest.waiting[o] for o in nest.plan.computation.outputs
-                        if nest.plan.analysis.mask(o) == nest.plan.domain_mask)])
-    for level in range(passes):
-        reductions = nest.reductions(level)
-        stores = nest.outputs(level, nest.plan.domain_mask)
-        if not reductions and not stores:
-            continue
-        for r in reductions:
+    kept = _kept_values(nest)
+    for p in _passes(nest):
+        for r in p.reductions:
             nest.declare_lanes(r)
+        for value in kept:
+            if value.first == p.level:
+                nest.emit(f"{value.c_type} {value.name}[{nest.steps * z.lanes}];")
 
-        def write(reductions: list[Reduction] = reductions, stores: list[int] = stores) -> None:
-            for r in reductions:
+        def write(p: _Pass = p) -> None:
+            memo = nest.values.scope.memo
+            memo.update({v.key: f"{v.name}[slot + l]" for v in kept if v.first < p.level})
+            for r in p.reductions:
                 nest.accumulate(r)
-            for k in stores:
+            for k in p.stores:
                 nest.store(k)
+            for v in kept:
+                if v.first == p.level:
+                    nest.emit(f"{v.name}[slot + l] = {memo[v.key]};")
 
         with nest.loop_axes():
-            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
-        for r in reductions:
+            if any(v.first <= p.level <= v.last for v in kept):
+                nest.kept_tiles(write)
+            else:
+                nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+        for r in p.reductions:
             nest.publish(r, nest.finish_rows(r))
     nest.store_parallel()
     return z.items
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An element's value that pass `first` computes and later passes, until `last`, need again."""
+
+    key: tuple[Instruction, tuple[Index, ...]]
+    name: str
+    c_type: str
+    first: int
+    last: int
+
+
+def _kept_values(nest: Nest) -> list[_Kept]:
+    """What is worth keeping of several passes: dear operations, and loads where the dialect keeps rows in registers."""
+    z, v, dialect = nest.sizing, nest.values, nest.dialect
+    if z.loop_size > 1 or len(set(nest.waiting.values())) < 2 or has_branches(nest.plan.computation):
+        return []
+    needs: dict[int, list[tuple[Instruction, tuple[Index, ...]]]] = {}
+    shared = nest.shared_bytes
+    with v.dry_run():
+        nest.place_lanes()
+        for p in _passes(nest):
+            with nest.loop_axes(), v.inside((nest.lane_variable(), "l")) as scope:
+                for r in p.reductions:
+                    nest.accumulate(r)
+                for k in p.stores:
+                    nest.store(k)
+            needs[p.level] = list(scope.memo)
+            for r in p.reductions:
+                nest.publish(r, nest.finish_rows(r))
+    nest.shared_bytes = shared
+    room = dialect.keep_elements // max(1, nest.steps * z.lanes)
+    found: list[_Kept] = []
+    for level, keys in needs.items():
+        for key in keys:
+            last = max(n for n, other in needs.items() if key in other)
+            instruction = key[0]
+            dear = OPCODES[instruction.opcode].unit in ("special", "div")
+            if instruction.opcode == "parameter":
+                dear = dialect.keep_loads and instruction.array.size >= nest.plan.computation.outputs[0].array.size
+            if last > level and dear and len(found) < room and all(f.key != key for f in found):
+                name = v.name(f"kept_{instruction.name or instruction.opcode}")
+                found.append(_Kept(key, name, c_type(instruction.element_type), level, last))
+    return found
 
 
 def write_split_row(nest: Nest) -> int:
@@ -158,9 +231,9 @@ def write_split_row(nest: Nest) -> int:
             again = replace(r, names=[nest.values.name(f"{a}_total") for a in r.names])
             nest.declare_lanes(again)
             with nest.block(f"for_tiles<THREADS, LANES>(({t})0, ({t}){chunks}, "
-                            f"[&](const {t} k0, const int count) INLINE {{", footer="});"):
+                            f"[&](const {t} chunk0, const int count) INLINE {{", footer="});"):
                 with nest.block("FOR_LANES(l, count) {"):
-                    values = [f"{n}[BLOCK / {chunks} * {chunks} + k0 + l]" for n in names]
+                    values = [f"{n}[BLOCK / {chunks} * {chunks} + chunk0 + l]" for n in names]
                     nest.emit(f"{r.reducer}({', '.join([*(f'{a}[l]' for a in again.names), *values])});")
             nest.publish(again, nest.finish_rows(again))
         nest.store_parallel()
@@ -173,18 +246,14 @@ def write_column(nest: Nest) -> int:
     begin, end = nest.tile_range(tile)
     nest.schedule_names()
     with _column_lanes(nest, begin, end):
-        passes = 1 + max([*nest.plan.levels.values(),
-                          *(nest.waiting[o] for o in nest.plan.computation.outputs
-                            if nest.plan.analysis.mask(o) == nest.plan.domain_mask)])
-        for level in range(passes):
-            reductions = nest.reductions(level)
-            stores = nest.outputs(level, nest.plan.domain_mask)
-            if reductions or stores:
-                _column_pass(nest, reductions, stores, "0", None)
-        with _each_lane(nest):
-            _publish_lanes(nest)
-            for k in nest.outputs(None, nest.plan.parallel_mask):
-                nest.store(k)
+        for p in _passes(nest):
+            _column_pass(nest, p.reductions, p.stores, "0", None)
+        results = nest.outputs(None, nest.plan.parallel_mask)
+        if results:
+            with _each_lane(nest):
+                _publish_lanes(nest)
+                for k in results:
+                    nest.store(k)
     return z.items
 
 
@@ -263,10 +332,11 @@ def write_split_column(nest: Nest) -> int:
             for r, names, init in zip(reductions, partials, late, strict=True):
                 again = replace(r, names=[nest.values.name(f"{a}_total") for a in r.names], late_init=init)
                 nest.declare_lanes(again)
-                with nest.block(f"for (int k = 0; k < {chunks}; k++) {{"):
+                with nest.block(f"for (int chunk = 0; chunk < {chunks}; chunk++) {{"):
                     with nest.block("FOR_LANES(l, count) {"):
-                        at = f"(BLOCK / {chunks} * {chunks} + k) * {z.tile} + {place}"
-                        nest.emit(f"{r.reducer}({', '.join([*(f'{a}[l]' for a in again.names), *(f'{n}[{at}]' for n in names)])});")
+                        at = f"(BLOCK / {chunks} * {chunks} + chunk) * {z.tile} + {place}"
+                        values = [f"{n}[{at}]" for n in names]
+                        nest.emit(f"{r.reducer}({', '.join([*(f'{a}[l]' for a in again.names), *values])});")
                 nest.finished.append(again)
             with _each_lane(nest):
                 _publish_lanes(nest)

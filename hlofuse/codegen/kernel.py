@@ -1,7 +1,7 @@
 """Kernels: the segments of one launch, written in a dialect.
 
-A launch is one plan, or several that do not depend on each other (packed): then the first blocks run the first segment, the
-next the second, and so on. Symbols are derived from the text, so equal kernels are one kernel.
+A launch is one plan, or several that do not depend on each other (packed): then the first blocks run the first
+segment, the next the second, and so on. Symbols are derived from the text, so equal kernels are one kernel.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hlofuse.codegen.dialect import Argument, Dialect, Piece
 from hlofuse.codegen.forms import FORMS, choose_form
 from hlofuse.codegen.index_map import linearize
 from hlofuse.codegen.nest import Nest
+from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Plan
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import Shape
@@ -24,7 +25,7 @@ MAX_BLOCKS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """One plan of a launch: which of the cluster's operands it reads and which of its results it writes, by position."""
+    """One plan of a launch: which of the cluster's operands it reads and which results it writes, by position."""
 
     plan: Plan
     operands: tuple[int, ...]
@@ -71,7 +72,9 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     """The kernel of a launch. `EmitError` where a plan and its instructions disagree."""
     packed = len(segments) > 1
     written = [_write(s.plan, dialect, dialect.threads if packed else None) for s in segments]
-    pieces, scratch, counters = [], [], 0
+    pieces: list[Piece] = []
+    scratch: list[tuple[Argument, Shape]] = []
+    counters = 0
     operand_count = 1 + max((n for s in segments for n in s.operands), default=-1)
     result_count = 1 + max(n for s in segments for n in s.results)
     names: list[Argument | None] = [None] * (operand_count + result_count)
@@ -92,17 +95,24 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     text = dialect.frame(SYMBOL, arguments, threads, pieces)
     symbol = f"{_identifier(hint)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     blocks = sum(w.blocks for w in written)
-    aliases: dict[int, int] = {}
+    if blocks > MAX_BLOCKS:
+        raise EmitError(f"{blocks} blocks, a launch has at most {MAX_BLOCKS}")
+    form = "packed" if packed else written[0].form
+    work = max(1, sum(w.work for w in written) // max(1, blocks))
+    return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks, threads, counters,
+                      tuple(shape for _, shape in scratch), max(w.nest.shared_bytes for w in written), work,
+                      _launch_aliases(segments, written))
+
+
+def _launch_aliases(segments: Sequence[Segment], written: Sequence[_Written]) -> dict[int, int]:
+    """The segments' aliases, of operands that no other segment reads."""
+    found: dict[int, int] = {}
     for segment, w in zip(segments, written, strict=True):
         for operand, result in _aliases(w).items():
-            aliases[segment.operands[operand]] = segment.results[result]
-    shared = sum(s.operands.count(n) for n in aliases for s in segments)
-    if shared > len(aliases):   # an operand that another segment reads too must keep its memory
-        read_by = {n: sum(n in s.operands for s in segments) for n in aliases}
-        aliases = {n: r for n, r in aliases.items() if read_by[n] == 1}
-    return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), "packed" if packed else written[0].form, blocks,
-                      threads, counters, tuple(shape for _, shape in scratch), max(w.nest.shared_bytes for w in written),
-                      max(1, sum(w.work for w in written) // max(1, blocks)), aliases)
+            place = segment.operands[operand]
+            if sum(place in s.operands for s in segments) == 1:
+                found[place] = segment.results[result]
+    return found
 
 
 def _write(plan: Plan, dialect: Dialect, threads: int | None) -> _Written:

@@ -6,7 +6,7 @@ innermost axis. The kernel forms (forms.py) are written with these pieces; the t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,9 +15,9 @@ import numpy as np
 from hlofuse.codegen.dialect import Argument, Dialect
 from hlofuse.codegen.index_map import Index, Var, constant, delinearize, linearize, to_c, variable
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
-from hlofuse.codegen.sizing import Sizing, dependent_levels, size_plan
+from hlofuse.codegen.sizing import dependent_levels, size_plan
 from hlofuse.codegen.values import Values
-from hlofuse.fusion.plan import Axis, Plan
+from hlofuse.fusion.plan import Plan
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import identity_of
 from hlofuse.hlo.shape import Shape
@@ -79,7 +79,9 @@ class Nest:
         self.values.scope.lines.append(line)
 
     @contextmanager
-    def block(self, header: str, variables: Sequence[str] = (), footer: str = "}", guard: bool = False) -> Iterator[None]:
+    def block(self, header: str, variables: Sequence[str] = (), footer: str = "}",
+              guard: bool = False) -> Iterator[None]:
+        """A block of statements between `header` and `footer`, in which `variables` are declared."""
         with self.values.inside(variables, guard) as scope:
             yield
         self.emit(header)
@@ -122,8 +124,8 @@ class Nest:
         self.where.update(zip((a.name for a in z.vector), delinearize(index, [a.size for a in z.vector]), strict=True))
 
     def tiles(self, begin: str, end: str, bounds: tuple[int, int], write: Callable[[], None]) -> None:
-        """for_tiles over [begin, end) with `write` in the lane loop; cut where a branch of the body changes, so that most
-        lanes take none. `bounds` is what the range can be at most."""
+        """for_tiles over [begin, end) with `write` in the lane loop; cut where a branch of the body changes, so that
+        most lanes take none. `bounds` is what the range can be at most."""
         cuts = self.cuts(write, bounds)
         name = self.lane_variable()
         for low, high in zip(cuts[:-1], cuts[1:], strict=True):
@@ -143,9 +145,25 @@ class Nest:
                     write()
         self.place_lanes()
 
+    @property
+    def steps(self) -> int:
+        """How many runs of LANES elements one thread has of a row."""
+        return -(-self.sizing.vector_size // (self.sizing.threads * self.sizing.lanes))
+
+    def kept_tiles(self, write: Callable[[], None]) -> None:
+        """As `tiles` over the whole row, but with `slot`, the place of a run among those of its thread."""
+        z, name, t = self.sizing, self.lane_variable(), self.index_type
+        self.place_lanes()
+        with self.block(f"for_kept_tiles<THREADS, LANES, {self.steps}>(({t}){z.vector_size}, "
+                        f"[&](const {t} {name}0, const int count, const int slot) INLINE {{", footer="});"):
+            with self.block("FOR_LANES(l, count) {", (name, "l")):
+                if z.vector_size > 1:
+                    self.emit(f"const {t} {name} = {name}0 + l;")
+                write()
+
     def cuts(self, write: Callable[[], None], bounds: tuple[int, int]) -> list[int]:
         v = self.values
-        if not _has_branches(self.plan.computation) or len(self.sizing.vector) > 1:
+        if not has_branches(self.plan.computation) or len(self.sizing.vector) > 1:
             return list(bounds)
         if self._probing:
             return list(bounds)
@@ -162,7 +180,7 @@ class Nest:
     def by_outer_branches(self, write: Callable[[], None]) -> None:
         """Runs `write` once for each range of the outer axes between which its branches change."""
         v = self.values
-        if not _has_branches(self.plan.computation):
+        if not has_branches(self.plan.computation):
             write()
             return
         v.breakpoints = {}
@@ -239,7 +257,8 @@ class Nest:
             start, rest = _initial_values(i.attrs["to_apply"], init.element_type, self.values.at(init, ()))
             starts.append(start)
             late += rest
-        names = [self.values.name(i.name or "sum") for _ in range(n)]
+        operation = i.attrs["to_apply"].root.opcode if n == 1 else "best"
+        names = [self.values.name(i.name or {"add": "sum"}.get(operation, operation)) for _ in range(n)]
         return Reduction(i, self.values.reducer(i), types, starts, late, names)
 
     def declare_lanes(self, r: Reduction) -> None:
@@ -282,8 +301,6 @@ class Nest:
         return [k for k, o in enumerate(self.plan.computation.outputs)
                 if self.plan.analysis.mask(o) == mask and (level is None or self.waiting[o] == level)]
 
-    # --- forms ------------------------------------------------------------------------------------------------------
-
     def tile_range(self, tile: str) -> tuple[str, str]:
         z = self.sizing
         if z.tiles == 1:
@@ -311,19 +328,17 @@ class Nest:
         return name
 
 
-
 def _rounded(element_type: str, value: str) -> str:
     return f"round_{element_type}({value})" if element_type in ("f16", "bf16") else value
 
 
-
-def _has_branches(computation: Computation) -> bool:
+def has_branches(computation: Computation) -> bool:
     return any(i.opcode in ("pad", "concatenate", "dynamic-update-slice") for i in computation.instructions)
 
 
 def _initial_values(reducer: Computation, element_type: str, init: str) -> tuple[str, list[str]]:
-    """What every lane begins with, and what is folded in once at the end. HLO wants an identity as initial value; JAX lets
-    users give another one."""
+    """What every lane begins with, and what is folded in once at the end. HLO wants an identity as initial value; JAX
+    lets users give another one."""
     root = reducer.root
     simple = len(reducer.parameters) == 2 and set(root.operands) == set(reducer.parameters)
     neutral = identity_of(root.opcode, element_type) if simple else None

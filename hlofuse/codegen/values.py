@@ -6,6 +6,7 @@ on. An operation that reads its operand elsewhere (slice, gather, pad) is nothin
 """
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,7 @@ class Values:
         self.reducers: dict[Computation, str] = {}
         self.breakpoints: dict[str, set[int]] | None = None
         self.reads: dict[Instruction, set[Indices]] = {}
+        self.commented: set[Instruction] = set()
 
     # --- scopes and names -------------------------------------------------------------------------------------------
 
@@ -118,14 +120,14 @@ class Values:
     def dry_run(self) -> Iterator[None]:
         """Everything that is written inside is dropped again."""
         saved = [(s, list(s.lines), dict(s.memo), dict(s.starts), s.variables) for s in self.scope.chain()]
-        used, reducers = dict(self.used), dict(self.reducers)
+        used, reducers, commented = dict(self.used), dict(self.reducers), set(self.commented)
         reads = {p: set(r) for p, r in self.reads.items()}
         try:
             yield
         finally:
             for scope, lines, memo, starts, variables in saved:
                 scope.lines, scope.memo, scope.starts, scope.variables = lines, memo, starts, variables
-            self.used, self.reducers, self.reads = used, reducers, reads
+            self.used, self.reducers, self.reads, self.commented = used, reducers, reads, commented
 
     def _home(self, index: Indices) -> Scope:
         """The outermost scope in which the index can be computed."""
@@ -157,8 +159,16 @@ class Values:
 
     def declare(self, instruction: Instruction, expression: str) -> str:
         name = self.name(instruction.name or instruction.opcode)
-        self.scope.lines.append(f"const {c_type(instruction.element_type)} {name} = {expression};")
+        self.scope.lines.append(f"const {c_type(instruction.element_type)} {name} = {expression};{self.comment(instruction)}")
         return name
+
+    def comment(self, instruction: Instruction) -> str:
+        """The end of a line: which operation of the user's program this is; said once."""
+        where = instruction.metadata
+        if not where.source_line or instruction in self.commented:
+            return ""
+        self.commented.add(instruction)
+        return f"  // {instruction.opcode}  {os.path.basename(where.source_file)}:{where.source_line}"
 
     def _compute(self, i: Instruction, index: Indices) -> str:
         if i in self.scheduled:
@@ -190,13 +200,13 @@ class Values:
         if any(c.known is False for c in open_):
             return otherwise()
         self._note_breakpoints(open_)
-        name = self.name(i.name or i.opcode)
+        name, comment = self.name(i.name or i.opcode), self.comment(i)
         with self.inside(guard=True) as yes:
             yes.lines.append(f"{name} = {then()};")
         with self.inside(guard=True) as no:
             no.lines.append(f"{name} = {otherwise()};")
         lines = self.scope.lines
-        lines.append(f"{c_type(i.element_type)} {name};")
+        lines.append(f"{c_type(i.element_type)} {name};{comment}")
         lines.append(f"if ({' && '.join(c.text() for c in open_)}) {{")
         lines.extend("  " + line for line in yes.lines)
         lines.append("} else {")
@@ -242,8 +252,8 @@ class Values:
         reducer = self.reducer(i)
         accumulators = []
         for operand, init in zip(operands, inits, strict=True):
-            name = self.name(i.name or "sum")
-            self.scope.lines.append(f"{c_type(operand.element_type)} {name} = {self.at(init, ())};")
+            name, start = self.name(i.name or "sum"), self.at(init, ())
+            self.scope.lines.append(f"{c_type(operand.element_type)} {name} = {start};{self.comment(i)}")
             accumulators.append(name)
         total = int(np.prod(sizes)) if sizes else 1
         if total <= UNROLLED:
@@ -257,7 +267,7 @@ class Values:
             values = self._reduced_operands(operands, index, axes, places)
             body.lines.append(f"{reducer}({', '.join([*accumulators, *values])});")
         for depth, (name, size) in enumerate(zip(names, sizes, strict=True)):
-            self.scope.lines.append("  " * depth + f"for (int {name} = 0; {name} < {size}; {name}++) {{")
+            self.scope.lines.append("  " * depth + f"for ({self.index_type} {name} = 0; {name} < {size}; {name}++) {{")
         self.scope.lines.extend("  " * len(names) + line for line in body.lines)
         for depth in reversed(range(len(names))):
             self.scope.lines.append("  " * depth + "}")
@@ -290,12 +300,17 @@ class Values:
             text = scalar_expr(i, [names[o] for o in i.operands], [o.element_type for o in i.operands])
             if i.element_type in ("f16", "bf16"):
                 text = scalar_expr_wide(i, [names[o] for o in i.operands])
-            if i in body.outputs and n == 1:
+            if i is body.root:
                 names[i] = text
                 continue
             names[i] = f"t{len(lines)}"
             lines.append(f"const {c_type(i.element_type)} {names[i]} = {text}; ")
-        stores = "".join(f"{letters[k]} = {names[o]}; " for k, o in enumerate(body.outputs))
+        results = [names[o] for o in body.outputs]
+        for k, result in enumerate(results):
+            if result in letters[:k]:   # an accumulator that the stores before this one change
+                results[k] = f"t{len(lines)}"
+                lines.append(f"const {types[k]} {results[k]} = {result}; ")
+        stores = "".join(f"{a} = {r}; " for a, r in zip(letters[:n], results, strict=True) if a != r)
         parameters = ", ".join([f"{types[k]}& {letters[k]}" for k in range(n)] +
                                [f"const {types[n + k]} {letters[n + k]}" for k in range(n)])
         single = body.root.opcode if n == 1 and len(body.instructions) == 3 else "combine"
@@ -473,10 +488,12 @@ def _gather(v: Values, i: Instruction, index: Indices) -> str:
 
 
 def _reduce(v: Values, i: Instruction, index: Indices) -> str:
-    accumulators = v.inline_reduction(i, index)
-    if i.element_type in ("f16", "bf16"):
-        return v.declare(i, f"round_{i.element_type}({accumulators[0]})")
-    return accumulators[0]
+    return _rounded(i, v.inline_reduction(i, index)[0])
+
+
+def _rounded(i: Instruction, accumulator: str) -> str:
+    """A reduction's result from its accumulator, which has more bits than a 16-bit type."""
+    return f"round_{i.element_type}({accumulator})" if i.element_type in ("f16", "bf16") else accumulator
 
 
 def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
@@ -485,8 +502,8 @@ def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
         raise EmitError(f"{i!r} is read at another place than where it is reduced")
     accumulators = v.inline_reduction(operand, index)
     for user in v.computation.users[operand]:
-        v.scope.memo[(user, index)] = accumulators[user.attrs["index"]]
-    return accumulators[i.attrs["index"]]
+        v.scope.memo[(user, index)] = _rounded(user, accumulators[user.attrs["index"]])
+    return v.scope.memo[(i, index)]
 
 
 def _copy(v: Values, i: Instruction, index: Indices) -> str:

@@ -1,7 +1,7 @@
 """What a device runs for a fused module: kernels, library calls, opaque operations, and the bytes that they move.
 
-Loop bodies count times their trips (an unknown trip count once). A library call is one launch if its operands and result
-are plain strided-batched layouts, otherwise its copies count too; an epilogue that cuBLASLt fuses is part of its dot.
+Loop bodies count times their trips (an unknown trip count once). A library call is one launch if its operands and
+result are plain strided-batched layouts, otherwise its copies count too.
 """
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
 
-_FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast", "opt-barrier", "after-all",
-                   "add-dependency", "partition-id", "replica-id"})
+_FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast", "opt-barrier",
+                   "after-all", "add-dependency", "partition-id", "replica-id"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class LaunchCount:
         return LaunchCount(self.kernels * times, self.library_calls * times, self.opaque * times, self.bytes * times)
 
 
-def count_launches(module: Module, clusters: Sequence[Any], count_body: Callable[[Computation], LaunchCount]) -> LaunchCount:
+def count_launches(module: Module, clusters: Sequence[Any],
+                   count_body: Callable[[Computation], LaunchCount]) -> LaunchCount:
     """`clusters` have `.instruction` and `.cost`; `count_body` counts a computation that is not fused yet."""
     costs = {c.instruction: c.cost for c in clusters}
     total = LaunchCount()
@@ -88,8 +89,8 @@ def trip_count(loop: Instruction) -> int | None:
 
 
 def is_plain_operand(dot: Instruction, number: int) -> bool:
-    """Whether a strided-batched library call can read this operand as it lies: one run of rows, one of columns, one batch
-    run that is outermost (or strided around the rows)."""
+    """Whether a strided-batched library call can read this operand as it lies: one run of rows, one of columns, one
+    batch run that is outermost (or strided around the rows)."""
     side = "lhs" if number == 0 else "rhs"
     rank = len(dot.operands[number].dims)
     batch = tuple(dot.attrs.get(f"{side}_batch_dims", ()))

@@ -1,8 +1,8 @@
 """Cost: the predicted time of one kernel on a device, from what it computes and what it moves.
 
-T = T_launch + max(work of each unit / its rate, bytes / (bandwidth * efficiency)). An operand that several members share
-counts once, a slice or gather what it reads, and efficiency falls when registers or the number of blocks leave too few
-bytes in flight (Little's law). The same walk decides legality: a set of members without a plan has no cost, and `why`
+T = T_launch + max(work of each unit / its rate, bytes / (bandwidth * efficiency)). An operand that several members
+share counts once, a slice or gather what it reads, and efficiency falls when registers or the number of blocks leave
+too few bytes in flight (Little's law). The same walk decides legality: a set of members without a plan is a `Refusal` that
 names the rule.
 """
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hlofuse.hlo.shape import Shape
 MAX_MEMBERS = 400        # instructions of one kernel
 MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
+OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
 UNITS = ("fp", "int", "special", "div")
 
@@ -301,8 +302,9 @@ class KernelCosts:
         compute = max(work[u] / rates[u] for u in UNITS)
         registers = self._registers(order, sites)
         memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
-        return CostEstimate(device.launch_us + max(compute, memory) + 0.15 * min(compute, memory), device.launch_us, compute,
-                            memory, int(moved), sum(work.values()), registers, partial, work)
+        time = device.launch_us + max(compute, memory) + OVERLAP_LOSS * min(compute, memory)
+        return CostEstimate(time, device.launch_us, compute, memory, int(moved), sum(work.values()), registers, partial,
+                            work)
 
     def _shape(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
                reduced: int, inner: int) -> _KernelShape:

@@ -1,8 +1,8 @@
 """Devices: one row of data each. Every constant that the cost model reads stands here.
 
-Sources: NVIDIA's data sheets and tuning guides (SM counts, clocks, bandwidths, register files), XLA's device description of
-the H200; launch times and cache speeds are round figures of published microbenchmarks. `host` stands for a two-core x86
-server core pair, where a "launch" is a custom call.
+Sources: NVIDIA's data sheets and tuning guides (SM counts, clocks, bandwidths, register files), XLA's device
+description of the H200; launch times and cache speeds are round figures of published microbenchmarks. `host` stands for
+two cores of an x86 server, where a "launch" is a custom call.
 """
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: f
 
 
 DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
-    _gpu("t4", "sm_75", 40, 1.59, 320, 16, 4, fp32_per_sm=64, fp64_share=1 / 32, threads=1024, shared_kb=64, optin_kb=64,
-         matmul_tflops=8),
+    _gpu("t4", "sm_75", 40, 1.59, 320, 16, 4, fp32_per_sm=64, fp64_share=1 / 32, threads=1024, shared_kb=64,
+         optin_kb=64, matmul_tflops=8),
     _gpu("a100", "sm_80", 108, 1.41, 1555, 40, 40, fp32_per_sm=64, fp64_share=1 / 2, shared_kb=164, optin_kb=163,
          matmul_tflops=120),
     _gpu("h100", "sm_90", 132, 1.98, 3350, 80, 50, fp64_share=1 / 2, matmul_tflops=400),

@@ -25,7 +25,8 @@ from ..frontend.trace import trace_function
 class Executable(Protocol):
     """What the pipeline makes of a jaxpr."""
 
-    kernels: Sequence[Any]
+    @property
+    def kernels(self) -> Sequence[Any]: ...
 
     def __call__(self, *operands: Any, donated: frozenset[int]) -> Sequence[Any]:
         """A traceable JAX function. It may overwrite the operands numbered in `donated`, and no others."""

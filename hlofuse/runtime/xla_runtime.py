@@ -1,7 +1,7 @@
 """Runs a fused module inside JAX's own runtime: each cluster one custom call, everything else its JAX meaning.
 
-The executable is a traceable JAX function, used while JAX lowers. A cluster whose kernel cannot be built runs as its JAX
-meaning too, with one warning that names it; `HLOFUSE_STRICT=1` makes that an error.
+The executable is a traceable JAX function, used while JAX lowers. A cluster whose kernel cannot be built runs as its
+JAX meaning too, with one warning that names it; `HLOFUSE_STRICT=1` makes that an error.
 """
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import jax
 
 from hlofuse.codegen.dialect import HOST
 from hlofuse.codegen.kernel import KernelText

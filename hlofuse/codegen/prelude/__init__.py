@@ -6,7 +6,12 @@ import re
 from importlib.resources import files
 
 _FILES = {"cuda": ("cuda.h", "scalar.h"), "host": ("host.h", "scalar.h")}
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
+_DIRECTIVE = re.compile(r"^\s*#.*$", re.MULTILINE)
+_MACRO = re.compile(r"^\s*#\s*define\s+(\w+)(\([^)]*\))?(.*)$", re.MULTILINE)
+_BRACES = re.compile(r"\{[^{}]*\}")
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_DECLARED = re.compile(r"([A-Za-z_]\w*)\s*@|\bstruct\s+(\w+)|\btypedef\b[^;]*?(\w+)\s*;")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -26,10 +31,25 @@ def block_prelude(dialect: str) -> str:
 
 @functools.cache
 def reserved_names() -> frozenset[str]:
-    """Every word that the preludes use, C++'s own among them: names that a kernel must not give to its variables."""
-    texts = [part(dialect) for dialect in _FILES for part in (prelude, block_prelude)]
-    words = {word for text in texts for word in _WORD.findall(_COMMENT.sub("", text))}
-    return frozenset(words) | _CPP_WORDS
+    """Names that a kernel must not give to its variables: C++'s words, what the preludes declare, and their macros with
+    the words that these put into a kernel. What a prelude names inside its functions is out of sight."""
+    found = set(_CPP_WORDS)
+    for dialect in _FILES:
+        text = _COMMENT.sub("", prelude(dialect) + block_prelude(dialect)).replace("\\\n", " ")
+        for name, parameters, body in _MACRO.findall(text):
+            found.add(name)
+            found |= _declared(body) if "{" in body else {*_WORD.findall(body)} - {*_WORD.findall(parameters)}
+        found |= _declared(_DIRECTIVE.sub("", text))
+    return frozenset(found)
+
+
+def _declared(text: str) -> set[str]:
+    """The functions and types that a text declares outside of braces and parentheses."""
+    for inner, mark in ((_BRACES, ";"), (_PARENTHESES, "@")):
+        shorter = inner.sub(mark, text)
+        while shorter != text:
+            text, shorter = shorter, inner.sub(mark, shorter)
+    return {name for names in _DECLARED.findall(text) for name in names if name}
 
 
 _CPP_WORDS = frozenset("""
