@@ -25,7 +25,7 @@ from hlofuse.fusion.devices import DeviceSpec, find_device
 from hlofuse.fusion.fuse import Fused, PlannedSegment, deep_recursion, fuse_computation
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
-from hlofuse.runtime.xla_runtime import Executable, build_executable
+from hlofuse.runtime.xla_runtime import Executable, build_executable, prepare_toolchain
 
 DEFAULT_DEVICE = "h200"
 
@@ -192,6 +192,8 @@ _HOST = "host"
 
 def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
     """The executable of a jaxpr."""
+    if platform == "cpu":
+        prepare_toolchain()
     spec = find_device(options.device or _HOST)
     name = getattr(getattr(closed.jaxpr, "debug_info", None), "func_name", "main")
     compilation = _compile(closed, None, options, spec.name, name)

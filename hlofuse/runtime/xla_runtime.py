@@ -5,6 +5,9 @@ JAX meaning too, with one warning that names it; `HLOFUSE_STRICT=1` makes that a
 """
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from hlofuse.frontend.jax_compat import result_types, with_key_type
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
 from hlofuse.hlo.to_jax import evaluate_computation, evaluate_instruction
-from hlofuse.runtime.host_compiler import HostSource, LoadedKernel, build_host_kernels, find_compiler
+from hlofuse.runtime.host_compiler import HostSource, LoadedKernel, build_host_kernels, find_compiler, toolchain
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.shim import call_kernel, register_kernel, shim_available
 
@@ -110,6 +113,22 @@ def _call(i: Instruction, kernel: HostKernel, inputs: Sequence[Any], free: set[I
     return outputs[0] if isinstance(i.shape, Shape) else tuple(outputs)
 
 
+@functools.cache
+def prepare_toolchain() -> threading.Thread:
+    """Finds the compiler and builds the shim in the background, once: there is something else to do meanwhile."""
+
+    def prepare() -> None:
+        compiler = find_compiler()
+        if compiler is not None:
+            with contextlib.suppress(Exception):   # asked again, and reported, by `build_executable`
+                toolchain(compiler)
+                shim_available()
+
+    thread = threading.Thread(target=prepare, name="hlofuse-toolchain", daemon=True)
+    thread.start()
+    return thread
+
+
 def build_executable(compilation: Any, platform: str) -> Executable:
     """Builds and loads the kernels of a compilation for this machine's CPU."""
     texts: dict[Instruction, KernelText] = {}
@@ -118,6 +137,7 @@ def build_executable(compilation: Any, platform: str) -> Executable:
             texts[c.instruction] = c.text_in("host")
     if platform != "cpu" or not texts:
         return Executable(compilation, {})
+    prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
     if reason is not None:
         _complain("toolchain", f"{len(texts)} kernels run as plain JAX: {reason}")
