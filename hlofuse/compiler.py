@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hlofuse.codegen.dialect import DIALECTS
@@ -97,7 +97,8 @@ class Compilation:
     clusters: tuple[Cluster, ...]
     fusion: Fused
     device: DeviceSpec
-    consts: tuple[Any, ...] = ()
+    consts: tuple[Any, ...] = ()      # values of the trailing parameters, which the program closed over
+    operands: tuple[Any, ...] = ()    # what the function was traced on, in the order of the leading parameters
     timings: dict[str, float] = field(default_factory=dict)
 
     def explain(self) -> str:
@@ -131,7 +132,8 @@ def compile_function(fn: Callable[..., Any], *args: Any, options: Options | None
     """As `jax.jit(fn).lower(*args)`, but through this pipeline: `args` are arrays or `jax.ShapeDtypeStruct`s."""
     traced = trace_function(fn, args, kwargs)
     name = getattr(fn, "__name__", "main")
-    return _compile(traced.closed, None, options or Options(), device, name)
+    compilation = _compile(traced.closed, None, options or Options(), device, name)
+    return replace(compilation, operands=traced.operands)
 
 
 def compile_module(module: Module, options: Options | None = None, device: str | None = None) -> Compilation:
@@ -155,7 +157,8 @@ def _compile(closed: Any | None, module: Module | None, options: Options, device
         fusion, clusters = _fuse(optimized.entry, spec, options.fusion)
         fused = Module(optimized.name, fusion.computation)
     stages.keep("fused", fused)
-    return Compilation(name, closed, stages.snapshots, fused, clusters, fusion, spec, consts, stages.timings)
+    return Compilation(name, closed, stages.snapshots, fused, clusters, fusion, spec, consts,
+                       timings=stages.timings)
 
 
 def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring") -> tuple[Fused, tuple[Cluster, ...]]:

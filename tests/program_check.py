@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from random_programs import EPSILON, Input, Program, Value
+from program_values import EPSILON, Input, Program, Value
 
 from hlofuse.codegen.dialect import HOST
 from hlofuse.compiler import Compilation, compile_jaxpr

@@ -26,7 +26,7 @@ class Axes:
         self._size: list[int] = []
         self._parent: list[int] = []
         self._children: list[Dim | None] = []
-        self._together: list[set[int]] = []
+        self._together: list[set[int]] = []   # the other leaves that some value has beside a leaf
         self._raw: dict[Instruction, Dims] = {}
         self._resolved: dict[Instruction, Dims] = {}
         self.shifted: set[tuple[Instruction, int]] = set()   # (reader, operand number)
@@ -103,28 +103,30 @@ class Axes:
 
     def _split(self, atom: int, outer: int) -> None:
         """atom => (outer, rest): both keep the atom's company and each other's."""
-        first, second = self._new(outer), self._new(self._size[atom] // outer)
+        pieces = (*self._new(outer), *self._new(self._size[atom] // outer))
         company = self._together[atom]
-        self._children[atom] = (*first, *second)
-        for piece, sibling in ((*first, *second), (*second, *first)):
-            self._together[piece] = set(company) | {sibling}
+        self._children[atom] = pieces
+        self._together[atom] = set()
+        for piece in pieces:
+            self._together[piece] = {*company, *pieces} - {piece}
         for other in company:
-            self._together[other].update((*first, *second))
-
-    def _can_join(self, a: int, b: int) -> bool:
-        return not any(self._find(x) == b for x in self._together[a])
+            self._together[other].discard(atom)
+            self._together[other].update(pieces)
 
     def _join(self, a: int, b: int) -> bool:
+        """Makes two leaves one; False where some value has both."""
         if a == b:
             return True
-        if not self._can_join(a, b) or not self._can_join(b, a):
+        if b in self._together[a]:
             return False
         if len(self._together[a]) < len(self._together[b]):
             a, b = b, a
         self._parent[b] = a
-        self._together[a] |= self._together[b]
         for other in self._together[b]:
+            self._together[other].discard(b)
             self._together[other].add(a)
+        self._together[a] |= self._together[b]
+        self._together[b] = set()
         return True
 
     def _unify(self, left: Dim, right: Dim) -> bool:

@@ -213,12 +213,11 @@ def reduced_mask(reduction: Instruction, axes: Axes) -> int:
 
 def size_of_mask(mask: int, axes: Axes) -> int:
     """The number of points that a set of atoms spans."""
-    size, atom = 1, 0
+    size = 1
     while mask:
-        if mask & 1:
-            size *= axes.size(atom)
-        mask >>= 1
-        atom += 1
+        lowest = mask & -mask
+        size *= axes.size(lowest.bit_length() - 1)
+        mask ^= lowest
     return size
 
 

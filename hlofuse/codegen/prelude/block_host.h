@@ -7,6 +7,7 @@
 #define SCRATCH(T) T* RESTRICT
 #define SHARED(T, name, size) T name[size]
 #define BARRIER()
+typedef long long BlockIndex;
 #define THREAD 0
 #define FOR_LANES(l, count) for (int l = 0; l < (count); l++)
 
@@ -18,12 +19,23 @@ DEVICE void for_tiles(Index begin, Index end, Body body) {
   if (at < end) body(at, (int)(end - at));
 }
 
+// The same where no run is shorter.
+template <int THREADS, int LANES, class Index, class Body>
+DEVICE void for_whole_tiles(Index begin, Index end, Body body) {
+  for (Index at = begin; at < end; at += LANES) body(at, LANES);
+}
+
 // The same where each run's place in a kept row is wanted too: body(start, count, slot).
 template <int THREADS, int LANES, int STEPS, class Index, class Body>
 DEVICE void for_kept_tiles(Index end, Body body) {
   Index at = 0;
   for (; at + LANES <= end; at += LANES) body(at, LANES, (int)at);
   if (at < end) body(at, (int)(end - at), (int)at);
+}
+
+template <int THREADS, int LANES, int STEPS, class Index, class Body>
+DEVICE void for_kept_whole_tiles(Index end, Body body) {
+  for (Index at = 0; at < end; at += LANES) body(at, LANES, (int)at);
 }
 
 // Calls body(row, column) for every element of a tile of at most ROWS x COLUMNS.
