@@ -122,3 +122,13 @@ def test_kernels_say_what_they_are():
         assert blocks >= 1 and 1 <= threads <= 1024
         assert kernel.registers > 0 and kernel.shared_bytes >= 0
     assert "predicted" in compiled.explain()
+
+
+def test_memory_is_not_given_away_while_a_later_result_reads_it():
+    def f(x, y):
+        return y * 2.0, x + y, y - 1.0
+
+    x, y = np.arange(5000, dtype=np.float32), np.linspace(0, 1, 5000, dtype=np.float32)
+    results = hlofuse.jit(f, donate_argnums=(0, 1))(jnp.asarray(x), jnp.asarray(y))
+    for got, want in zip(results, f(x, y), strict=True):
+        np.testing.assert_array_equal(got, want)

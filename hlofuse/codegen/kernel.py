@@ -16,6 +16,7 @@ from hlofuse.codegen.index_map import linearize
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Plan
+from hlofuse.hlo.module import post_order
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import Shape
 
@@ -143,16 +144,19 @@ def _unique(argument: Argument, taken: Sequence[Argument | None]) -> Argument:
 
 
 def _aliases(w: _Written) -> dict[int, int]:
-    """Only the loop form reads and writes each element in one iteration; rows are read again in later passes."""
+    """Only the loop form reads and writes each element in one iteration; rows are read again in later passes. A result
+    may take the memory of a parameter that it reads itself, at its own place only, and that no later result reads."""
     if w.form != "loop":
         return {}
     found: dict[int, int] = {}
     nest, computation = w.nest, w.nest.plan.computation
+    needs = [set(post_order((output,))) for output in computation.outputs]
     for k, output in enumerate(computation.outputs):
         address = linearize(nest.plan.canonical(output, nest.where), output.dims)
         for n, p in enumerate(computation.parameters):
             places = {linearize(r, p.dims) for r in nest.values.reads.get(p, ())}
-            if n not in found and p.shape == output.shape and places == {address}:
+            last = max((j for j, needed in enumerate(needs) if p in needed), default=-1)
+            if n not in found and p.shape == output.shape and places == {address} and last == k:
                 found[n] = k
                 break
     return found

@@ -1,65 +1,92 @@
-"""The answer to "why was this not fused?": clusters with their numbers, then every producer–consumer edge."""
+"""The answer to "why was this not fused?": clusters with their numbers, then every producer–consumer edge.
+
+Names are those of the optimized module's text. A refused edge names its rule (producer-consumer, no cycle, shape, no
+side effects, memory) or says that joining gains nothing, always with the numbers that decided.
+"""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.edge_decisions import EdgeDecision, explain_edges
 from hlofuse.fusion.fuse import Fused
-from hlofuse.fusion.partition import Coloring
-from hlofuse.hlo.printer import print_instruction
+from hlofuse.fusion.plan import Refusal
+from hlofuse.hlo.printer import instruction_names
 
 
 def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) -> str:
     """Text for people: one paragraph per cluster, one line per edge."""
-    lines = [f"{len(clusters)} kernels on {device.name}"]
+    names = instruction_names(fused.graph.computation)
+    lines = [f"{_count(len(clusters), 'kernel')} on {device.name}; {_search(fused)}", ""]
     for cluster in clusters:
-        cost = cluster.cost
-        where = f"form {cluster.form}" if cluster.segments else f"runs through JAX ({cluster.refusal})"
-        lines.append(f"{cluster.name}: {where}, {len(cluster.instruction.attrs['calls'].instructions)} instructions, "
-                     f"{cost.bytes} bytes, {cost.flops:.4g} operations, intensity {cost.intensity:.3g}, "
-                     f"predicted {cost.time_us:.3f} us")
-    lines.append("")
-    lines.extend(_edges(fused))
+        lines.extend(_cluster(fused, cluster, device))
+    lines.append("producer -> consumer: what became of the edge")
+    lines.extend(f"  {names[_instruction(fused, d.producer)]} -> {names[_instruction(fused, d.consumer)]}: "
+                 f"{_decision(fused, d, names)}" for d in explain_edges(fused.coloring))
     return "\n".join(lines)
 
 
-def _edges(fused: Fused) -> list[str]:
-    graph, coloring = fused.graph, fused.coloring
-    homes = _homes(coloring)
-    lines = []
-    for v, operands in enumerate(graph.operands):
-        for u in operands:
-            together = homes.get(u, set()) & homes.get(v, set())
-            a, b = (print_instruction(graph.vertices[x].instruction).split(" = ")[0].strip() for x in (u, v))
-            if together:
-                state = "fused" if len(homes.get(u, ())) == 1 else "recomputed"
-            else:
-                state = "separate: " + _reason(fused, u, v)
-            lines.append(f"{a} -> {b}: {state}")
-    return lines
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def _homes(coloring: Coloring) -> dict[int, set[int]]:
-    homes: dict[int, set[int]] = {}
-    for k, kernel in enumerate(coloring.kernels):
-        for v in kernel.members:
-            homes.setdefault(v, set()).add(k)
-    return homes
+def _search(fused: Fused) -> str:
+    statistics = fused.coloring.statistics
+    return f"chosen by {statistics.method}, predicted {fused.coloring.predicted_cost:.2f} us in all"
 
 
-def _reason(fused: Fused, u: int, v: int) -> str:
-    from hlofuse.fusion.plan import Refusal
+def _cluster(fused: Fused, cluster: Any, device: DeviceSpec) -> Iterator[str]:
+    cost, body = cluster.cost, cluster.instruction.attrs["calls"]
+    inside = [i for i in body.instructions if i.opcode not in ("parameter", "constant", "tuple")]
+    how = f"form {cluster.form}" if cluster.segments else f"runs through JAX ({cluster.refusal})"
+    yield f"{cluster.name}: {how}"
+    yield (f"  {_count(len(inside), 'instruction')}, {cost.flops:.4g} operations W, {cost.bytes} bytes Q, "
+           f"intensity W/Q {cost.intensity:.3g}, about {cost.registers} registers")
+    kept = sum(s.byte_size for i in inside if i not in body.outputs for s in i.result_shapes)
+    saved = (len(inside) - 1) * device.launch_us + 2 * kept / device.bandwidth
+    yield (f"  T_op {cost.time_us:.2f} us (launch {cost.launch_us:.2f}, compute {cost.compute_us:.2f}, "
+           f"memory {cost.memory_us:.2f}); T_saved {saved:.2f} us against a kernel for each instruction")
+    yield ""
 
-    costs = fused.costs
-    for x in (u, v):
-        if costs.is_fixed[x]:
-            return f"no side effects: {fused.graph.vertices[x].instruction.opcode} stands alone"
-    if costs.conflict(u, v):
-        return "producer-consumer: reductions of different axes"
+
+def _instruction(fused: Fused, vertex: int) -> Any:
+    return fused.graph.vertices[vertex].instruction
+
+
+def _decision(fused: Fused, d: EdgeDecision, names: Any) -> str:
+    if d.status == "cloned":
+        return "recomputed by each reader"
+    if d.status == "fused":
+        return "fused"
+    reasons = {"fixed": _fixed, "conflict": _conflict, "cycle": _cycle, "no plan": _no_plan, "no gain": _no_gain}
+    return "separate, " + reasons[d.reason or "no plan"](fused, d, names)
+
+
+def _fixed(fused: Fused, d: EdgeDecision, names: Any) -> str:
+    alone = d.producer if fused.costs.is_fixed[d.producer] else d.consumer
+    return f"no side effects: {names[_instruction(fused, alone)]} is a call of its own"
+
+
+def _conflict(fused: Fused, d: EdgeDecision, names: Any) -> str:
+    u, v = d.conflict or (d.producer, d.consumer)
+    return (f"producer-consumer: {names[_instruction(fused, u)]} and {names[_instruction(fused, v)]} reduce different "
+            "axes")
+
+
+def _cycle(fused: Fused, d: EdgeDecision, names: Any) -> str:
+    return "no cycle: between them stands " + ", ".join(names[_instruction(fused, v)] for v in d.path[1:] or d.path)
+
+
+def _no_plan(fused: Fused, d: EdgeDecision, names: Any) -> str:
+    homes = [k for k in fused.coloring.kernels if d.producer in k.members or d.consumer in k.members]
     try:
-        together = costs.estimate({u, v}, {v} if not fused.graph.is_output[u] else {u, v}).time_us
+        fused.costs.estimate(frozenset().union(*(k.members for k in homes)),
+                             frozenset().union(*(k.outputs for k in homes)))
     except Refusal as refusal:
         return f"{refusal.rule}: {refusal}"
-    apart = sum(k.cost or 0.0 for k in fused.coloring.kernels if u in k.members or v in k.members)
-    return f"no gain: {together:.3f} us for the pair, the two kernels take {apart:.3f} us"
+    return "shape: no kernel form covers both"
+
+
+def _no_gain(fused: Fused, d: EdgeDecision, names: Any) -> str:
+    return f"no gain: one kernel would take {d.delta or 0.0:.2f} us more than two"
