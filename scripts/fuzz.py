@@ -6,6 +6,7 @@
 
 Every fault is shrunk and printed as a Python function, with the line that replays it. Exit code 1 if there was one.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -45,7 +46,7 @@ def main() -> int:
         for fault in check(programs, modes, options.donate, options.x64):
             number = seeds[programs.index(fault.program)]
             if number in seen:
-                continue   # the same program in another mode
+                continue  # the same program in another mode
             seen.add(number)
             found += 1
             flags = "".join(f" --{flag}" for flag in ("x64", "donate") if getattr(options, flag))

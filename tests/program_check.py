@@ -1,8 +1,9 @@
 """Runs random programs through the optimizer and against `jax.jit`, many at once: one unit of kernels, one XLA program.
 
-`check` returns a line for each fault. A difference from jax.jit counts only if JAX's own evaluation, operation by operation,
-differs too: XLA's in-place updates are sometimes wrong themselves.
+`check` returns a line for each fault. A difference from jax.jit counts only if JAX's own evaluation, operation by
+operation, differs too: XLA's in-place updates are sometimes wrong themselves.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from hlofuse.runtime.xla_runtime import Executable, build_executable
 # A launch so dear that everything is merged that legality lets be merged.
 FORCED = "test-launch-is-dear"
 MODES = ("coloring", "greedy", "none", "forced")
-SLACK = 4.0     # over the error bound that the program itself states
+SLACK = 4.0  # over the error bound that the program itself states
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ def options(mode: str) -> Options:
     return Options(device=FORCED)
 
 
-def check(programs: Sequence[Program], modes: Sequence[str] = MODES, donate: bool = False, x64: bool = False) -> list[Fault]:
+def check(
+    programs: Sequence[Program], modes: Sequence[str] = MODES, donate: bool = False, x64: bool = False
+) -> list[Fault]:
     """The faults of the programs in each mode; `donate` gives every argument away."""
     with jax.enable_x64(x64):
         return _check(programs, modes, donate)
@@ -62,7 +65,11 @@ def _check(programs: Sequence[Program], modes: Sequence[str], donate: bool) -> l
         executables, broken = _compile(programs, traced, mode)
         faults.extend(broken)
         alive = [n for n, e in enumerate(executables) if e is not None]
-        copies = [[jnp.array(a, copy=True) for a in arguments[n]] for n in alive] if donate else [arguments[n] for n in alive]
+        copies = (
+            [[jnp.array(a, copy=True) for a in arguments[n]] for n in alive]
+            if donate
+            else [arguments[n] for n in alive]
+        )
         calls = [_call_of(programs[n], e, donate) for n, e in enumerate(executables) if e is not None]
         results = _run(calls, copies, donate)
         for n, result in zip(alive, results, strict=True):
@@ -72,14 +79,15 @@ def _check(programs: Sequence[Program], modes: Sequence[str], donate: bool) -> l
     return faults
 
 
-def _compile(programs: Sequence[Program], traced: Sequence[TracedFunction],
-             mode: str) -> tuple[list[Executable | None], list[Fault]]:
+def _compile(
+    programs: Sequence[Program], traced: Sequence[TracedFunction], mode: str
+) -> tuple[list[Executable | None], list[Fault]]:
     compiled: list[Executable | None] = []
     faults = []
     for program, t in zip(programs, traced, strict=True):
         try:
             compiled.append(compile_jaxpr(t.closed, options(mode), "none"))
-        except Exception as error:   # whatever the pipeline raises is a fault of its own
+        except Exception as error:  # whatever the pipeline raises is a fault of its own
             compiled.append(None)
             faults.append(Fault(program, mode, f"{type(error).__name__}: {str(error)[:2000]}"))
     texts = {text.symbol: text.text for e in compiled if e is not None for text in _texts(e.compilation)}
@@ -92,7 +100,11 @@ def _compile(programs: Sequence[Program], traced: Sequence[TracedFunction],
             faults.append(Fault(programs[k], mode, f"does not compile: {loaded[bad[0].symbol].message}\n{bad[0].text}"))
             compiled[k] = None
         else:
-            compiled[k] = build_executable(e.compilation, "cpu")
+            try:
+                compiled[k] = build_executable(e.compilation, "cpu")
+            except Exception as error:
+                compiled[k] = None
+                faults.append(Fault(programs[k], mode, f"{type(error).__name__}: {error}"))
     return compiled, faults
 
 
@@ -109,8 +121,11 @@ def _call_of(program: Program, executable: Executable, donate: bool) -> Callable
     return call
 
 
-def _run(functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[Any]], donate: bool = False) -> list[list[Any]]:
+def _run(
+    functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[Any]], donate: bool = False
+) -> list[list[Any]]:
     """All functions as one XLA program."""
+
     def everything(groups: Sequence[Sequence[Any]]) -> list[Any]:
         return [f(*group) for f, group in zip(functions, groups, strict=True)]
 
@@ -149,10 +164,13 @@ def _xla_is_wrong(fault: Fault, arguments: Sequence[Any], ours: Sequence[np.ndar
     """Whether JAX, one operation after the other, gives our result and not that of its compiled program."""
     with jax.disable_jit():
         plain = [np.asarray(r) for r in fault.program.function(*arguments)]
-    return all(difference(v, np.asarray(a), b) is None for v, a, b in zip(fault.program.outputs, ours, plain, strict=True))
+    return all(
+        difference(v, np.asarray(a), b) is None for v, a, b in zip(fault.program.outputs, ours, plain, strict=True)
+    )
 
 
-# --- shrinking ------------------------------------------------------------------------------------------------------------
+# --- shrinking ------------------------------------------------------------------------------------
+
 
 def shrink(fault: Fault, donate: bool = False, x64: bool = False) -> Fault:
     """The smallest part of a program that still fails: fewer outputs, and steps whose value is given as an input."""
@@ -177,10 +195,17 @@ def _fails(program: Program, mode: str, donate: bool, x64: bool) -> Fault | None
 
 
 def _smaller(program: Program, x64: bool) -> list[Program]:
-    found = [program.pruned([o for o in program.outputs if o is not gone]) for gone in program.outputs
-             if len(program.outputs) > 1]
-    found += [program.pruned([*(o for o in program.outputs if o is not last), s.value]) for last in program.outputs
-              for s in program.steps if s.value not in program.outputs and last.name == program.steps[-1].value.name]
+    found = [
+        program.pruned([o for o in program.outputs if o is not gone])
+        for gone in program.outputs
+        if len(program.outputs) > 1
+    ]
+    found += [
+        program.pruned([*(o for o in program.outputs if o is not last), s.value])
+        for last in program.outputs
+        for s in program.steps
+        if s.value not in program.outputs and last.name == program.steps[-1].value.name
+    ]
     with jax.enable_x64(x64), jax.disable_jit():
         for k, step in reversed(list(enumerate(program.steps))):
             if not step.reads or step.value in program.outputs:
@@ -189,7 +214,9 @@ def _smaller(program: Program, x64: bool) -> list[Program]:
             part = replace(program, outputs=(step.value,)).pruned()
             data = part.function(*(values[i.value.name] for i in part.inputs))[0]
             given = Input(step.value, 0, given=np.asarray(data))
-            found.append(Program((*program.inputs, given), program.steps[:k] + program.steps[k + 1:], program.outputs).pruned())
+            found.append(
+                Program((*program.inputs, given), program.steps[:k] + program.steps[k + 1 :], program.outputs).pruned()
+            )
     return found
 
 

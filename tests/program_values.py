@@ -1,9 +1,10 @@
 """Generated programs: JAX functions as Python text, with a bound on how far two right evaluations may lie apart.
 
-A `Value` carries what is known of it: its largest magnitude, and the error that rounding may have brought (running error
-analysis). Error 0 means that every right evaluation gives the same bits: only such values are compared, rounded, or used
-as indices, so that a difference beyond the bound is wrong code and never bad luck. The steps are in random_programs.py.
+A `Value` carries what is known of it: its largest magnitude, and the error that rounding may have brought (running
+error analysis). Error 0 means that every right evaluation gives the same bits: only such values are compared, rounded,
+or used as indices, so that a difference beyond the bound is wrong code and never bad luck.
 """
+
 from __future__ import annotations
 
 import math
@@ -19,8 +20,14 @@ from hypothesis import strategies as st
 from jax import lax
 
 T = TypeVar("T")
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52, "complex64": 2.0**-23,
-           "complex128": 2.0**-52}
+EPSILON = {
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float32": 2.0**-23,
+    "float64": 2.0**-52,
+    "complex64": 2.0**-23,
+    "complex128": 2.0**-52,
+}
 LARGEST = {"float16": 2e3, "bfloat16": 1e6, "float32": 1e6, "float64": 1e6, "complex64": 1e6, "complex128": 1e6}
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int32", "int8", "uint8", "int16", "uint16", "uint32")
@@ -53,7 +60,7 @@ class DrawnChoices(Choices):
         return self._draw(st.integers(low, high))
 
     def chance(self, percent: int) -> bool:
-        return self.number(1, 100) > 100 - percent   # shrinks toward "no"
+        return self.number(1, 100) > 100 - percent  # shrinks toward "no"
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,15 @@ class Value:
 
     @property
     def kind(self) -> str:
-        return "f" if self.dtype in ("float16", "bfloat16", "float32", "float64") else \
-            "c" if self.dtype.startswith("complex") else "b" if self.dtype == "bool" else "i"
+        return (
+            "f"
+            if self.dtype in ("float16", "bfloat16", "float32", "float64")
+            else "c"
+            if self.dtype.startswith("complex")
+            else "b"
+            if self.dtype == "bool"
+            else "i"
+        )
 
     @property
     def exact(self) -> bool:
@@ -176,7 +190,7 @@ class Generator:
         if c.chance(4):
             self.dims = (*self.dims, 0)
         if c.chance(12):
-            self.specials = (math.nan, math.inf, -math.inf, -0.0)[:c.number(1, 4)]
+            self.specials = (math.nan, math.inf, -math.inf, -0.0)[: c.number(1, 4)]
         for _ in range(c.number(1, 3)):
             self.input(self.shape(), self.dtype())
         wanted, tries = c.number(1, 24), 0
@@ -204,7 +218,9 @@ class Generator:
 
     def shape(self) -> tuple[int, ...]:
         c = self.choose
-        shape = [c.pick((*self.dims, 1) if c.chance(20) else self.dims) for _ in range(c.pick((0, 1, 1, 2, 2, 2, 3, 3, 4)))]
+        shape = [
+            c.pick((*self.dims, 1) if c.chance(20) else self.dims) for _ in range(c.pick((0, 1, 1, 2, 2, 2, 3, 3, 4)))
+        ]
         while math.prod(shape) > MAX_ELEMENTS:
             shape.pop()
         return tuple(shape)
@@ -236,7 +252,9 @@ class Generator:
         by_name = {o.name: o for o in operands}
         code = compile(f"lambda {', '.join(names)}: {filled}", "program.py", "eval")
         try:
-            aval = jax.eval_shape(eval(code, scope), *(jax.ShapeDtypeStruct(by_name[n].shape, by_name[n].dtype) for n in names))
+            aval = jax.eval_shape(
+                eval(code, scope), *(jax.ShapeDtypeStruct(by_name[n].shape, by_name[n].dtype) for n in names)
+            )
         except (TypeError, ValueError, OverflowError):
             return None
         if not hasattr(aval, "shape") or aval.size > MAX_ELEMENTS:
@@ -263,10 +281,12 @@ class Generator:
     def partner(self, v: Value, exact: bool = False) -> Value:
         """Another value of the type whose shape broadcasts with v's; a new input where there is none."""
         c = self.choose
-        found = [w for w in self.values if w.dtype == v.dtype and (w.exact or not exact) and broadcasts(v.shape, w.shape)]
+        found = [
+            w for w in self.values if w.dtype == v.dtype and (w.exact or not exact) and broadcasts(v.shape, w.shape)
+        ]
         if len(found) > 1 or (found and c.chance(50)):
             return c.pick(found)
-        shape = list(v.shape[c.number(0, len(v.shape)):]) if c.chance(50) else list(v.shape)
+        shape = list(v.shape[c.number(0, len(v.shape)) :]) if c.chance(50) else list(v.shape)
         for k in range(len(shape)):
             if c.chance(25):
                 shape[k] = 1

@@ -1,153 +1,33 @@
 """Random JAX programs: the steps that they are made of, chosen by a seed or by hypothesis.
 
-Each step adds a line of Python (or a few, or none where it does not apply) with the bound of its result's error.
+Each step adds a line of Python (or a few, or none where it does not apply) with the bound of its result's error. The
+element-wise ones are in elementwise_steps.py.
 """
+
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+from elementwise_steps import (
+    any_of,
+    arithmetic,
+    boolean,
+    cast,
+    compare,
+    complex_,
+    inexact,
+    integer,
+    like,
+    rough,
+    same,
+    select,
+    smooth,
+)
 from hypothesis import strategies as st
-from program_values import EPSILON, LARGEST, SIZES, Choices, DrawnChoices, Generator, Program, Value, broadcasts
-
-
-def _like(v: Value, bound: float | None = None, error: float | None = None, grain: float | None = None) -> Value:
-    return replace(v, bound=v.bound if bound is None else bound, error=v.error if error is None else error,
-                   grain=v.grain if grain is None else grain)
-
-
-def _join(values: Sequence[Value]) -> Value:
-    """What holds of any of several values."""
-    return replace(values[0], bound=max(v.bound for v in values), error=max(v.error for v in values),
-                   grain=min(v.grain for v in values))
-
-
-def _inexact(v: Value, bound: float, slope: float) -> Value:
-    """The value of a function with the given largest magnitude and slope, computed within a few ulp."""
-    ulp = EPSILON.get(v.dtype, 2.0**-23)
-    return replace(v, bound=bound, error=slope * v.error + 8 * ulp * bound, grain=0.0)
-
-
-# --- steps: each adds one or a few lines, or nothing where it does not apply ---------------------------------------------
-
-SMOOTH = {  # text, largest magnitude and slope as functions of the bound
-    "jnp.tanh({})": (lambda b: 1, lambda b: 1), "jnp.sin({})": (lambda b: 1, lambda b: 1),
-    "jnp.exp(jnp.minimum({}, 3))": (lambda b: 21, lambda b: 21), "jnp.exp(-jnp.abs({}))": (lambda b: 1, lambda b: 1),
-    "jax.nn.sigmoid({})": (lambda b: 1, lambda b: 1), "jnp.log1p(jnp.abs({}))": (lambda b: math.log1p(b), lambda b: 1),
-    "jnp.sqrt(jnp.abs({}) + 1)": (lambda b: math.sqrt(b + 1), lambda b: 1), "lax.erf({})": (lambda b: 1, lambda b: 1.2),
-    "lax.rsqrt(jnp.square({}) + 1)": (lambda b: 1, lambda b: 2), "jax.nn.gelu({})": (lambda b: b + 1, lambda b: 1.2),
-    "jax.nn.softplus({})": (lambda b: b + 1, lambda b: 1), "1 / (jnp.abs({}) + 1)": (lambda b: 1, lambda b: 1),
-    "jnp.arctan({})": (lambda b: 2, lambda b: 1),
-}
-SAME = ("-{}", "jnp.abs({})", "jax.nn.relu({})", "{} + 0", "jnp.maximum({}, 0.5)", "jnp.where({} == {}, {}, 0)")
-
-
-def smooth(g: Generator) -> None:
-    v = g.value("f")
-    if v is not None:
-        text = g.choose.pick(list(SMOOTH))
-        bound, slope = SMOOTH[text]
-        g.step(text, [v], _inexact(v, bound(v.bound), slope(v.bound)))
-
-
-def same(g: Generator) -> None:
-    v = g.value("f")
-    if v is not None:
-        text = g.choose.pick(SAME)
-        if "==" not in text or v.exact:
-            g.step(text, [v] * text.count("{}"), _like(v, bound=max(v.bound, 0.5), grain=min(v.grain, 0.5)))
-
-
-def rough(g: Generator) -> None:
-    """Functions with jumps, of exact values only."""
-    v = g.value("f", exact=True)
-    if v is not None:
-        text = g.choose.pick(("jnp.floor({})", "jnp.sign({})", "jnp.round({})", "jnp.ceil({})", "jnp.trunc({})",
-                              "{} > 0", "{} != {}", "jnp.isfinite({})", "jnp.isnan({})", "jnp.signbit({}) | ({} > 1)"))
-        g.step(text, [v] * text.count("{}"), _like(v, bound=v.bound + 1, grain=min(v.grain, 1.0)))
-
-
-def integer(g: Generator) -> None:
-    v = g.value("i")
-    if v is None:
-        return
-    text = g.choose.pick(("-{}", "~{}", "lax.population_count({})", "lax.clz({})", "jnp.abs({})", "{} // 3", "{} % 5",
-                          "{} >> 1", "{} * 3 + 1", "jnp.clip({}, 0, 7)", "{} << 2", "{} == {}", "{} > 2", "lax.rem({}, {})",
-                          "lax.div({}, {})", "lax.shift_left({}, {})", "lax.shift_right_logical({}, {})",
-                          "lax.shift_right_arithmetic({}, {})", "{} ^ {}", "{} & {}", "{} | {}", "{} - {}"))
-    other = g.partner(v)
-    operands = [v, other] if text.count("{}") == 2 and other.shape == v.shape else [v] * text.count("{}")
-    g.step(text, operands, _like(v, bound=math.inf))
-
-
-def boolean(g: Generator) -> None:
-    v = g.value("b")
-    if v is not None:
-        other = g.partner(v)
-        g.step(g.choose.pick(("{} & {}", "{} | {}", "{} ^ {}", "~{} | {}", "{} == {}")), [v, other], v)
-
-
-def complex_(g: Generator) -> None:
-    v = g.value("c")
-    if v is not None:
-        text = g.choose.pick(("jnp.conj({})", "{}.real", "{}.imag", "-{}", "{} * 1j", "{} + jnp.conj({})"))
-        g.step(text, [v] * text.count("{}"), _like(v, bound=2 * v.bound, error=2 * v.error))
-
-
-def arithmetic(g: Generator) -> None:
-    v = g.value("fic")
-    if v is None:
-        return
-    w = g.partner(v)
-    operator = g.choose.pick(("+", "-", "*", "max", "/", "+", "*"))
-    if operator == "max" and v.kind != "c":
-        g.step(g.choose.pick(("jnp.maximum({}, {})", "jnp.minimum({}, {})")), [v, w], _join([v, w]))
-    elif operator == "/" and v.kind == "f":
-        g.step("{} / (1 + jnp.abs({}))", [v, w],
-               _inexact(replace(v, error=v.error + w.error * v.bound), v.bound, 1))
-    elif operator == "*":
-        factor = 2.0 if v.kind == "c" else 1.0
-        g.step("{} * {}", [v, w], _like(v, factor * v.bound * w.bound,
-                                        factor * (v.error * w.bound + w.error * v.bound), v.grain * w.grain))
-    elif operator in "+-":
-        g.step(f"{{}} {operator} {{}}", [v, w], _like(v, v.bound + w.bound, v.error + w.error, min(v.grain, w.grain)))
-
-
-def compare(g: Generator) -> None:
-    v = g.value("fi", exact=True)
-    if v is not None:
-        w = g.partner(v, exact=True)
-        g.step(g.choose.pick(("{} < {}", "{} >= {}", "{} == {}", "{} != {}")), [v, w], v)
-
-
-def select(g: Generator) -> None:
-    p, v = g.value("b"), g.value()
-    if p is None or v is None:
-        return
-    if not broadcasts(p.shape, v.shape):
-        p = g.input(v.shape, "bool")
-    w = g.partner(v)
-    g.step("jnp.where({}, {}, {})", [p, v, w], _join([v, w]))
-
-
-def cast(g: Generator) -> None:
-    v = g.value()
-    if v is None:
-        return
-    target = g.dtype()
-    if v.kind == "f" and not v.exact and not target.startswith(("float", "bfloat", "complex")):
-        return
-    if v.kind == "c" and not target.startswith("complex"):
-        return
-    if v.kind == "i" and v.bound > LARGEST.get(target, math.inf):
-        return
-    if v.kind == "f" and (g.specials or v.bound > 100) and not target.startswith(("float", "bfloat", "complex", "bool")):
-        return   # what NaN is as an integer, and which way it saturates, is not JAX's promise
-    g.step(f"{{}}.astype(jnp.{target if target != 'bool' else 'bool_'})", [v], v)
+from program_values import EPSILON, SIZES, Choices, DrawnChoices, Generator, Program, Value
 
 
 def reshape(g: Generator) -> None:
@@ -169,7 +49,7 @@ def transpose(g: Generator) -> None:
     v = g.value(rank=2)
     if v is not None:
         order = list(range(len(v.shape)))
-        for k in range(len(order) - 1):   # shrinks toward the identity
+        for k in range(len(order) - 1):  # shrinks toward the identity
             other = g.choose.number(k, len(order) - 1)
             order[k], order[other] = order[other], order[k]
         g.step(f"jnp.transpose({{}}, {tuple(order)})" if g.choose.chance(70) else "{}.T", [v], v)
@@ -183,8 +63,16 @@ def slice_(g: Generator) -> None:
     for n in v.shape:
         kind = c.pick(("all", "all", "range", "stride", "back", "head", "one"))
         start = c.number(0, n - 1)
-        parts.append({"all": ":", "range": f"{start}:{c.number(start, n)}", "stride": f"{start}::{c.number(1, 3)}",
-                      "back": f"::-{c.number(1, 2)}", "head": f":{c.number(0, n)}", "one": str(start)}[kind])
+        parts.append(
+            {
+                "all": ":",
+                "range": f"{start}:{c.number(start, n)}",
+                "stride": f"{start}::{c.number(1, 3)}",
+                "back": f"::-{c.number(1, 2)}",
+                "head": f":{c.number(0, n)}",
+                "one": str(start),
+            }[kind]
+        )
     g.step(f"{{}}[{', '.join(parts)}]", [v], v)
 
 
@@ -200,7 +88,7 @@ def pad(g: Generator) -> None:
         return
     config = tuple((c.number(-2, 3), c.number(-2, 3), c.pick((0, 0, 0, 1, 2))) for _ in v.shape)
     text = f"lax.pad({{}}, jnp.array({c.pick((0, 1, 2))}, {{}}.dtype), {config})"
-    g.step(text, [v, v], _like(v, bound=max(2.0, v.bound), grain=min(1.0, v.grain)))
+    g.step(text, [v, v], like(v, bound=max(2.0, v.bound), grain=min(1.0, v.grain)))
 
 
 def join(g: Generator) -> None:
@@ -212,21 +100,31 @@ def join(g: Generator) -> None:
     chosen = [v, *(c.pick(parts) for _ in range(c.number(1, 3)))]
     if c.chance(30):
         chosen = [w for w in chosen if w.shape == v.shape]
-        g.step(f"jnp.stack([{', '.join(['{}'] * len(chosen))}], axis={axis})", chosen, _join(chosen))
+        g.step(f"jnp.stack([{', '.join(['{}'] * len(chosen))}], axis={axis})", chosen, any_of(chosen))
         return
-    rest = [w for w in chosen if [n for k, n in enumerate(w.shape) if k != axis] ==
-            [n for k, n in enumerate(v.shape) if k != axis]]
-    g.step(f"jnp.concatenate([{', '.join(['{}'] * len(rest))}], axis={axis})", rest, _join(rest))
+    rest = [
+        w
+        for w in chosen
+        if [n for k, n in enumerate(w.shape) if k != axis] == [n for k, n in enumerate(v.shape) if k != axis]
+    ]
+    g.step(f"jnp.concatenate([{', '.join(['{}'] * len(rest))}], axis={axis})", rest, any_of(rest))
 
 
 def roll(g: Generator) -> None:
     v, c = g.value(rank=1), g.choose
     if v is not None:
         axis = c.number(0, len(v.shape) - 1)
-        text = c.pick((f"jnp.roll({{}}, {c.number(-3, 3)}, {axis})", f"jnp.repeat({{}}, 2, {axis})",
-                       f"jnp.tile({{}}, {c.number(1, 3)})", f"jnp.expand_dims({{}}, {axis})",
-                       f"jnp.split({{}}, [{c.number(0, v.shape[axis])}], {axis})[{c.number(0, 1)}]",
-                       f"jnp.broadcast_to({{}}, ({c.number(1, 4)}, *{{}}.shape))", "jnp.triu({})"))
+        text = c.pick(
+            (
+                f"jnp.roll({{}}, {c.number(-3, 3)}, {axis})",
+                f"jnp.repeat({{}}, 2, {axis})",
+                f"jnp.tile({{}}, {c.number(1, 3)})",
+                f"jnp.expand_dims({{}}, {axis})",
+                f"jnp.split({{}}, [{c.number(0, v.shape[axis])}], {axis})[{c.number(0, 1)}]",
+                f"jnp.broadcast_to({{}}, ({c.number(1, 4)}, *{{}}.shape))",
+                "jnp.triu({})",
+            )
+        )
         g.step(text, [v] * text.count("{}"), v)
 
 
@@ -248,19 +146,30 @@ def gather(g: Generator) -> None:
         shape = tuple(c.number(1, n) if k == axis else n for k, n in enumerate(v.shape))
         index = _indices(g, v.shape[axis], shape)
         text = f"jnp.take_along_axis({{}}, {{}}, {axis}, mode='{c.pick(('fill', 'clip'))}')"
-    elif c.chance(15) and len(v.shape) == 1:   # indices that come from the gathered value itself
+    elif c.chance(15) and len(v.shape) == 1:  # indices that come from the gathered value itself
         text = "{}[jnp.argsort({})]"
         if not v.exact or g.specials or v.kind == "c":
             return
         index = v
     else:
         index = _indices(g, v.shape[axis])
-        text = c.pick((f"jnp.take({{}}, {{}}, {axis}, mode='fill')", f"jnp.take({{}}, {{}}, {axis}, mode='clip')",
-                       "{}[{}]", "{}.at[{}].get(mode='fill', fill_value=1)", f"jnp.take({{}}, {{}}, {axis}, mode='wrap')",
-                       "{}[{}[0]]", "{}[..., {}]"))
+        text = c.pick(
+            (
+                f"jnp.take({{}}, {{}}, {axis}, mode='fill')",
+                f"jnp.take({{}}, {{}}, {axis}, mode='clip')",
+                "{}[{}]",
+                "{}.at[{}].get(mode='fill', fill_value=1)",
+                f"jnp.take({{}}, {{}}, {axis}, mode='wrap')",
+                "{}[{}[0]]",
+                "{}[..., {}]",
+            )
+        )
     # Filling with NaN is as exact as any other value.
-    g.step(text, [v, index], _like(v, bound=max(v.bound, 1.0), grain=min(v.grain, 1.0)) if v.kind != "i" else
-           _like(v, bound=math.inf))
+    g.step(
+        text,
+        [v, index],
+        like(v, bound=max(v.bound, 1.0), grain=min(v.grain, 1.0)) if v.kind != "i" else like(v, bound=math.inf),
+    )
 
 
 def dynamic(g: Generator) -> None:
@@ -275,11 +184,16 @@ def dynamic(g: Generator) -> None:
     if c.chance(50):
         g.step(f"lax.dynamic_slice({{}}, ({places},), {sizes})", [v, *used], v)
         return
-    same_type = [w for w in g.values if w.dtype == v.dtype and len(w.shape) == len(v.shape) and
-                 all(m <= n for m, n in zip(w.shape, v.shape, strict=True))]
+    same_type = [
+        w
+        for w in g.values
+        if w.dtype == v.dtype
+        and len(w.shape) == len(v.shape)
+        and all(m <= n for m, n in zip(w.shape, v.shape, strict=True))
+    ]
     if c.chance(50):
         update = c.pick(same_type)
-        g.step(f"lax.dynamic_update_slice({{}}, {{}}, ({places},))", [v, update, *used], _join([v, update]))
+        g.step(f"lax.dynamic_update_slice({{}}, {{}}, ({places},))", [v, update, *used], any_of([v, update]))
     else:
         corner = ", ".join(f":{n}" for n in sizes)
         g.step(f"lax.dynamic_update_slice({{}}, {{}}[{corner}], ({places},))", [v, v, *used], v)
@@ -296,7 +210,7 @@ def scatter(g: Generator) -> None:
         return
     often = 2.0 ** min(index.size, 3) if method.startswith("multiply") else 1.0
     extra = 2.0 * index.size if method.startswith("add") else 2.0
-    g.step(f"{{}}.at[{{}}].{method}", [v, index], _like(v, v.bound * often + extra, v.error * often, min(v.grain, 1.0)))
+    g.step(f"{{}}.at[{{}}].{method}", [v, index], like(v, v.bound * often + extra, v.error * often, min(v.grain, 1.0)))
 
 
 def reduction(g: Generator) -> None:
@@ -307,26 +221,42 @@ def reduction(g: Generator) -> None:
     count = math.prod(v.shape[k] for k in axes)
     keep = f", keepdims={c.chance(40)}"
     where = f"axis={axes}{keep}"
-    summed = _like(v, v.bound * count, v.error * count + (0 if v.exact else count * EPSILON.get(v.dtype, 0) * v.bound))
+    summed = like(v, v.bound * count, v.error * count + (0 if v.exact else count * EPSILON.get(v.dtype, 0) * v.bound))
     options: list[tuple[str, Value]] = [(f"jnp.sum({{}}, {where})", summed)]
     if v.kind == "b":
-        options = [(f"jnp.any({{}}, {where})", v), (f"jnp.all({{}}, {where})", v), (f"jnp.sum({{}}, {where})", _like(v, count))]
+        options = [
+            (f"jnp.any({{}}, {where})", v),
+            (f"jnp.all({{}}, {where})", v),
+            (f"jnp.sum({{}}, {where})", like(v, count)),
+        ]
     elif v.kind == "f" and count:
-        options += [(f"jnp.mean({{}}, {where})", _inexact(v, v.bound, 2))]
-        if not g.specials:   # XLA:CPU loses NaN in them
+        options += [(f"jnp.mean({{}}, {where})", inexact(v, v.bound, 2))]
+        if not g.specials:  # XLA:CPU loses NaN in them
             options += [(f"jnp.max({{}}, {where})", v), (f"jnp.min({{}}, {where})", v)]
         axes_are_long = 1 not in (v.shape[k] for k in axes)
         # Of other reducers XLA folds the start value in any number of times, or never.
-        options += [(f"lax.reduce({{}}, jnp.array(0.5, {{}}.dtype), lax.max, {axes})",
-                     _like(v, max(v.bound, 0.5), grain=min(v.grain, 0.5)))] if axes_are_long and not g.specials else []
+        options += (
+            [
+                (
+                    f"lax.reduce({{}}, jnp.array(0.5, {{}}.dtype), lax.max, {axes})",
+                    like(v, max(v.bound, 0.5), grain=min(v.grain, 0.5)),
+                )
+            ]
+            if axes_are_long and not g.specials
+            else []
+        )
     elif v.kind == "i" and count:
-        options += [(f"jnp.max({{}}, {where})", v), (f"jnp.min({{}}, {where})", v), (f"jnp.prod({{}}, {where})", v),
-                    (f"lax.reduce({{}}, jnp.array(0, {{}}.dtype), lax.bitwise_xor, {axes})", v)]
+        options += [
+            (f"jnp.max({{}}, {where})", v),
+            (f"jnp.min({{}}, {where})", v),
+            (f"jnp.prod({{}}, {where})", v),
+            (f"lax.reduce({{}}, jnp.array(0, {{}}.dtype), lax.bitwise_xor, {axes})", v),
+        ]
     if v.kind in "fi" and v.exact and v.size and not (g.specials and v.kind == "f"):
         where = f"axis={axes[0]}{keep}"
-        options += [(f"jnp.argmax({{}}, {where})", _like(v, 1e4)), (f"jnp.argmin({{}}, {where})", _like(v, 1e4))]
+        options += [(f"jnp.argmax({{}}, {where})", like(v, 1e4)), (f"jnp.argmin({{}}, {where})", like(v, 1e4))]
     text, result = c.pick(options)
-    g.step(text, [v] * text.count("{}"), result if v.kind in "fc" else _like(result, bound=math.inf))
+    g.step(text, [v] * text.count("{}"), result if v.kind in "fc" else like(result, bound=math.inf))
 
 
 def pair_reduction(g: Generator) -> None:
@@ -338,13 +268,20 @@ def pair_reduction(g: Generator) -> None:
     axis = c.number(0, len(v.shape) - 1)
     if v.shape[axis] == 1 or g.specials:
         return
-    body = c.pick(("lambda a, b: (a[0] + b[0], lax.max(a[1], b[1]))", "lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1]))",
-                   "lambda a, b: (a[0] + b[0], a[1] + b[1])"))
+    body = c.pick(
+        (
+            "lambda a, b: (a[0] + b[0], lax.max(a[1], b[1]))",
+            "lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1]))",
+            "lambda a, b: (a[0] + b[0], a[1] + b[1])",
+        )
+    )
     starts = [0 if "+" in part else 2 for part in body.split("),")]
-    text = (f"lax.reduce(({{}}, {{}}), (jnp.array({starts[0]}, {{}}.dtype), jnp.array({starts[-1]}, {{}}.dtype)), {body}, ({axis},))"
-            f"[{c.number(0, 1)}]")
+    text = (
+        f"lax.reduce(({{}}, {{}}), (jnp.array({starts[0]}, {{}}.dtype), jnp.array({starts[-1]}, {{}}.dtype)), "
+        f"{body}, ({axis},))[{c.number(0, 1)}]"
+    )
     bound = (v.bound + w.bound) * v.shape[axis] + 2
-    g.step(text, [v, w, v, v], _like(v, bound, grain=min(v.grain, w.grain, 1.0)))
+    g.step(text, [v, w, v, v], like(v, bound, grain=min(v.grain, w.grain, 1.0)))
 
 
 def normalization(g: Generator) -> None:
@@ -352,13 +289,22 @@ def normalization(g: Generator) -> None:
     if v is None or not v.size or v.bound > 50 or g.specials:
         return
     axis = g.choose.number(-len(v.shape), -1)
-    text, bound, slope = g.choose.pick((
-        (f"jax.nn.softmax({{}}, {axis})", 1, 2), (f"jax.nn.logsumexp({{}}, {axis})", v.bound + 10, 2),
-        (f"({{}} - {{}}.mean({axis}, keepdims=True)) / jnp.sqrt({{}}.var({axis}, keepdims=True) + 1)", 2 * v.bound, 4 + v.bound),
-        (f"jnp.var({{}}, {axis})", v.bound**2, 4 * v.bound), (f"jax.nn.log_softmax({{}}, {axis})", 2 * v.bound + 10, 2)))
-    result = _inexact(v, bound, slope)
+    text, bound, slope = g.choose.pick(
+        (
+            (f"jax.nn.softmax({{}}, {axis})", 1, 2),
+            (f"jax.nn.logsumexp({{}}, {axis})", v.bound + 10, 2),
+            (
+                f"({{}} - {{}}.mean({axis}, keepdims=True)) / jnp.sqrt({{}}.var({axis}, keepdims=True) + 1)",
+                2 * v.bound,
+                4 + v.bound,
+            ),
+            (f"jnp.var({{}}, {axis})", v.bound**2, 4 * v.bound),
+            (f"jax.nn.log_softmax({{}}, {axis})", 2 * v.bound + 10, 2),
+        )
+    )
+    result = inexact(v, bound, slope)
     wide = 1 + math.log2(v.size + 1)
-    g.step(text, [v] * text.count("{}"), _like(result, error=result.error * wide * (1 + v.bound)))
+    g.step(text, [v] * text.count("{}"), like(result, error=result.error * wide * (1 + v.bound)))
 
 
 def scan(g: Generator) -> None:
@@ -367,15 +313,22 @@ def scan(g: Generator) -> None:
         return
     axis = g.choose.number(0, len(v.shape) - 1)
     n = v.shape[axis]
-    g.step(f"jnp.cumsum({{}}, {axis})", [v], _like(v, v.bound * n, v.error * n + (0 if v.exact else n * EPSILON.get(v.dtype, 0) * v.bound)))
+    g.step(
+        f"jnp.cumsum({{}}, {axis})",
+        [v],
+        like(v, v.bound * n, v.error * n + (0 if v.exact else n * EPSILON.get(v.dtype, 0) * v.bound)),
+    )
 
 
 def outer(g: Generator) -> None:
     v, w = g.value("f", rank=1), g.value("f", rank=1)
     if v is None or w is None or len(v.shape) != 1 or len(w.shape) != 1 or v.dtype != w.dtype:
         return
-    g.step("{}[:, None] * {}[None, :]", [v, w], _like(v, v.bound * w.bound, v.error * w.bound + w.error * v.bound,
-                                                      v.grain * w.grain))
+    g.step(
+        "{}[:, None] * {}[None, :]",
+        [v, w],
+        like(v, v.bound * w.bound, v.error * w.bound + w.error * v.bound, v.grain * w.grain),
+    )
 
 
 def mirror(g: Generator) -> None:
@@ -383,9 +336,15 @@ def mirror(g: Generator) -> None:
     v = g.value("f", rank=2)
     if v is None:
         return
-    text = g.choose.pick(("{} + jnp.swapaxes({}, -1, -2)", "{} - {}[..., ::-1]", "{} + jnp.roll({}, 1, -1)",
-                          "{} + {}.reshape(-1).reshape({}.shape[::-1]).T"))
-    g.step(text, [v] * text.count("{}"), _like(v, 2 * v.bound, 2 * v.error))
+    text = g.choose.pick(
+        (
+            "{} + jnp.swapaxes({}, -1, -2)",
+            "{} - {}[..., ::-1]",
+            "{} + jnp.roll({}, 1, -1)",
+            "{} + {}.reshape(-1).reshape({}.shape[::-1]).T",
+        )
+    )
+    g.step(text, [v] * text.count("{}"), like(v, 2 * v.bound, 2 * v.error))
 
 
 def iota(g: Generator) -> None:
@@ -404,20 +363,67 @@ def dot(g: Generator) -> None:
         return
     w = g.input((v.shape[1], g.choose.number(1, 16)), v.dtype)
     n = v.shape[1]
-    g.step("jnp.dot({}, {}, precision='highest')", [v, w], _like(v, v.bound * w.bound * n, (v.error * w.bound + (
-        0 if v.exact else EPSILON[v.dtype] * v.bound * w.bound)) * n, v.grain * w.grain))
+    g.step(
+        "jnp.dot({}, {}, precision='highest')",
+        [v, w],
+        like(
+            v,
+            v.bound * w.bound * n,
+            (v.error * w.bound + (0 if v.exact else EPSILON[v.dtype] * v.bound * w.bound)) * n,
+            v.grain * w.grain,
+        ),
+    )
 
 
 def loop(g: Generator) -> None:
     v = g.value("f", rank=1)
     if v is not None:
-        g.step("lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x) + i, {})", [v], _inexact(v, 4, 1))
+        g.step("lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x) + i, {})", [v], inexact(v, 4, 1))
 
 
 STEPS: tuple[Callable[[Generator], None], ...] = (
-    smooth, smooth, same, rough, integer, boolean, complex_, arithmetic, arithmetic, arithmetic, compare, select, cast, reshape,
-    reshape, transpose, transpose, slice_, slice_, reverse, pad, pad, join, join, roll, gather, gather, dynamic, dynamic, scatter,
-    reduction, reduction, reduction, pair_reduction, normalization, scan, outer, mirror, mirror, iota, dot, loop,
+    smooth,
+    smooth,
+    same,
+    rough,
+    integer,
+    boolean,
+    complex_,
+    arithmetic,
+    arithmetic,
+    arithmetic,
+    compare,
+    select,
+    cast,
+    reshape,
+    reshape,
+    transpose,
+    transpose,
+    slice_,
+    slice_,
+    reverse,
+    pad,
+    pad,
+    join,
+    join,
+    roll,
+    gather,
+    gather,
+    dynamic,
+    dynamic,
+    scatter,
+    reduction,
+    reduction,
+    reduction,
+    pair_reduction,
+    normalization,
+    scan,
+    outer,
+    mirror,
+    mirror,
+    iota,
+    dot,
+    loop,
 )
 
 

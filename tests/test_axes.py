@@ -1,4 +1,5 @@
 """Axes: which dimensions are one loop, on small HLO modules, and the invariants of the union-find on random ones."""
+
 from __future__ import annotations
 
 import jax
@@ -90,7 +91,7 @@ def test_units_and_nothing_have_axes_too():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_value_has_an_axis_twice(seed):
-    """Of random programs: the atoms of a value are distinct leaves and multiply to its dimensions; company is mutual."""
+    """In random programs a value's atoms are distinct and multiply to its dimensions, and company is mutual."""
     program = random_program(seed)
     closed = jax.make_jaxpr(program.function)(*program.arguments)
     entry = run_passes(import_jaxpr(closed, "program").module).entry
@@ -112,6 +113,7 @@ def test_no_value_has_an_axis_twice(seed):
 
 def test_many_slices_of_one_axis_stay_linear():
     """Each slice opens an axis beside one that all share: what an axis was seen with must not be walked for each."""
+
     def many(x):
         return sum((lax.slice(x, (0, k), (4, k + 9)) * (k + 1.0) for k in range(400)), jnp.zeros(()))
 

@@ -1,4 +1,5 @@
 """Index expressions against brute force: every simplification keeps every value, and C prints what Python means."""
+
 from __future__ import annotations
 
 import itertools
@@ -10,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlofuse.codegen.index_map import (
-    ZERO, Index, constant, delinearize, floor_div, linearize, mod, reshape_groups, reshape_index, to_c, var, variable,
+    ZERO,
+    Index,
+    constant,
+    delinearize,
+    floor_div,
+    linearize,
+    mod,
+    reshape_groups,
+    reshape_index,
+    to_c,
+    var,
+    variable,
 )
 
 FACTORS = st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 16))
@@ -42,7 +54,11 @@ class C(int):
 @st.composite
 def expressions(draw, depth=4):
     """(Index, the same in Python)."""
-    kind = draw(st.sampled_from(("var", "var", "constant", "add", "sub", "mul", "div", "div", "mod", "mod"))) if depth else "var"
+    kind = (
+        draw(st.sampled_from(("var", "var", "constant", "add", "sub", "mul", "div", "div", "mod", "mod")))
+        if depth
+        else "var"
+    )
     if kind == "var":
         name = draw(st.sampled_from(sorted(RANGES)))
         return var(name, *RANGES[name]), name
@@ -103,7 +119,11 @@ def test_delinearize_is_numpys_unravel_index(dims):
     size = math.prod(dims)
     indices = delinearize(variable("p", size), dims)
     for p in range(size):
-        assert tuple(in_c(i, {"p": p}) for i in indices) == tuple(int(x) for x in np.unravel_index(p, dims)) if dims else True
+        assert (
+            tuple(in_c(i, {"p": p}) for i in indices) == tuple(int(x) for x in np.unravel_index(p, dims))
+            if dims
+            else True
+        )
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -135,7 +155,7 @@ def test_reshape_index_is_numpys_reshape(shapes, flipped):
     result, operand = shapes
     names = [f"a{k}" for k in range(len(result))]
     indices = [variable(name, n) for name, n in zip(names, result, strict=True)]
-    if flipped:   # what a reverse in front of the reshape reads
+    if flipped:  # what a reverse in front of the reshape reads
         indices = [constant(n - 1) - i for i, n in zip(indices, result, strict=True)]
     source = reshape_index(indices, result, operand)
     data = np.arange(math.prod(operand)).reshape(operand)

@@ -1,4 +1,5 @@
 """The fusion graph and its outline: what waits for what, and what goes along into a kernel."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def test_control_predecessors_are_waited_for():
 ENTRY main { x = f32[4] parameter(0)
   a = f32[4] tanh(x)
   first = f32[4] custom-call(a), custom_call_target="first", custom_call_has_side_effect=true
-  second = f32[4] custom-call(x), custom_call_target="second", custom_call_has_side_effect=true, control-predecessors={first}
+  second = f32[4] custom-call(x), custom_call_target="second", control-predecessors={first}
   ROOT t = (f32[4], f32[4]) tuple(first, second)
 }
 """
@@ -88,11 +89,15 @@ ENTRY main { x = f32[4,3] parameter(0)
     graph, v = graph_of(text)
     assert "wide" not in v
     result = outlined(graph, [({v["y"]}, {v["y"]}), ({v["z"]}, {v["z"]})])
-    assert [opcodes(f) for f in result.fusions] == [["add", "broadcast", "parameter", "parameter"],
-                                                   ["broadcast", "multiply", "parameter", "parameter"]]
+    assert [opcodes(f) for f in result.fusions] == [
+        ["add", "broadcast", "parameter", "parameter"],
+        ["broadcast", "multiply", "parameter", "parameter"],
+    ]
 
 
-@pytest.mark.parametrize(("source", "kernels"), [("x = f32[6] parameter(0)", 0), ("x = f32[6] iota(), iota_dimension=0", 1)])
+@pytest.mark.parametrize(
+    ("source", "kernels"), [("x = f32[6] parameter(0)", 0), ("x = f32[6] iota(), iota_dimension=0", 1)]
+)
 def test_a_lone_reshape_is_a_kernel_only_of_what_is_not_in_memory(source, kernels):
     graph, v = graph_of(f"HloModule m\nENTRY main {{ {source}\n  ROOT y = f32[2,3] reshape(x)\n}}\n")
     result = outlined(graph, [({v["y"]}, {v["y"]})])

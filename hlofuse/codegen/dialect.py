@@ -39,6 +39,7 @@ class Dialect:
     vector_minimum: int
     tile_elements: int
     transpose_threads: int
+    transpose_tile: int     # a transpose goes through square tiles of so many elements a side
     split_below: int        # fewer rows than this are split over blocks
     chunk_elements: int     # the least that a split leaves to a block
     column_blocks: int      # how many blocks a column reduction wants
@@ -121,11 +122,11 @@ FRAMES = {"host": _host_frame, "cuda": _cuda_frame}
 HOST = Dialect(
     name="host", threads=1, max_row_threads=1, lanes=64, row_lanes=64,
     column_lanes=1024, column_threads=1, keep_elements=16384, keep_loads=False, vector_minimum=48, tile_elements=8192,
-    transpose_threads=1, split_below=8, chunk_elements=16384, column_blocks=16)
+    transpose_threads=1, transpose_tile=128, split_below=8, chunk_elements=16384, column_blocks=16)
 
 CUDA = Dialect(
     name="cuda", threads=256, max_row_threads=1024, lanes=4, row_lanes=4,
     column_lanes=1, column_threads=128, keep_elements=16, keep_loads=True, vector_minimum=512, tile_elements=2048,
-    transpose_threads=256, split_below=264, chunk_elements=4096, column_blocks=1056)
+    transpose_threads=256, transpose_tile=32, split_below=264, chunk_elements=4096, column_blocks=1056)
 
 DIALECTS = {"host": HOST, "cuda": CUDA}

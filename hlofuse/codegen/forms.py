@@ -19,9 +19,6 @@ from hlofuse.fusion.plan import Axis
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
 
-TILE = 32                 # a transpose goes through tiles of TILE x TILE
-
-
 def write_loop(nest: Nest) -> int:
     """Every element of the domain once."""
     z = nest.sizing
@@ -38,14 +35,14 @@ def write_loop(nest: Nest) -> int:
 
 def write_transpose(nest: Nest) -> int:
     """Tiles of the two innermost directions: staged operands go through shared memory, both sides coalesced."""
-    plan, t = nest.plan, nest.index_type
+    plan, t, side = nest.plan, nest.index_type, nest.dialect.transpose_tile
     inner = plan.axes[-1]
     last = plan.analysis.atoms(plan.staged[0])[-1]
     across = next(a for a in plan.axes if last in a.atoms)
     outer = tuple(a for a in plan.axes if a not in (inner, across))
-    rows, columns = -(-across.size // TILE), -(-inner.size // TILE)
+    rows, columns = -(-across.size // side), -(-inner.size // side)
     nest.sizing = replace(nest.sizing, outer=outer, vector=(inner,), threads=nest.dialect.transpose_threads, lanes=1,
-                          tile=TILE)
+                          tile=side)
     counts = [*(a.size for a in outer), rows, columns]
     stride = 1
     texts = []
@@ -58,16 +55,16 @@ def write_transpose(nest: Nest) -> int:
         if axis.size > 1:
             nest.emit(f"const {t} {axis.name} = ({t})({text});")
     row0, column0 = f"{across.name}0", f"{inner.name}0"
-    nest.emit(f"const {t} {row0} = ({t})({texts[-2]}) * {TILE}, {column0} = ({t})({texts[-1]}) * {TILE};")
+    nest.emit(f"const {t} {row0} = ({t})({texts[-2]}) * {side}, {column0} = ({t})({texts[-1]}) * {side};")
     for n, (axis, start) in enumerate(((across, row0), (inner, column0))):
         label = ("rows", "columns")[n]
-        nest.emit(f"const int {label} = {axis.size} - {start} < {TILE} ? (int)({axis.size} - {start}) : {TILE};")
+        nest.emit(f"const int {label} = {axis.size} - {start} < {side} ? (int)({axis.size} - {start}) : {side};")
     for axis in (across, inner):
         nest.where[axis.name] = Index(((Var(axis.name, 0, axis.size - 1), 1),))
     for p in plan.staged:
         _stage(nest, p, across, inner, row0, column0)
     nest.emit("BARRIER();")
-    with nest.block(f"for_tile<THREADS, {TILE}, {TILE}>(rows, columns, [&](const int row, const int column) INLINE {{",
+    with nest.block(f"for_tile<THREADS, {side}, {side}>(rows, columns, [&](const int row, const int column) INLINE {{",
                     (across.name, inner.name), "});"):
         nest.emit(f"const {t} {across.name} = {row0} + row, {inner.name} = {column0} + column;")
         for k in range(len(nest.output_names)):
@@ -77,15 +74,16 @@ def write_transpose(nest: Nest) -> int:
 
 def _stage(nest: Nest, p: Instruction, across: Axis, inner: Axis, row0: str, column0: str) -> None:
     kind, name = storage_type(p.element_type), nest.values.name(f"{nest.names[p]}_tile")
+    side = nest.dialect.transpose_tile
     index = nest.plan.canonical(p, nest.where)
     place = to_c(linearize(index, p.dims))
-    nest.emit(f"SHARED({kind}, {name}, {TILE} * {TILE + 1});")
-    with nest.block(f"for_tile<THREADS, {TILE}, {TILE}>(columns, rows, [&](const int column, const int row) INLINE {{",
+    nest.emit(f"SHARED({kind}, {name}, {side} * {side + 1});")
+    with nest.block(f"for_tile<THREADS, {side}, {side}>(columns, rows, [&](const int column, const int row) INLINE {{",
                     footer="});"):
         nest.emit(f"const {nest.index_type} {across.name} = {row0} + row, {inner.name} = {column0} + column;")
-        nest.emit(f"{name}[column * {TILE + 1} + row] = {nest.names[p]}[{place}];")
-    nest.shared_bytes += TILE * (TILE + 1) * p.array.dtype.itemsize
-    place = f"{name}[column * {TILE + 1} + row]"
+        nest.emit(f"{name}[column * {side + 1} + row] = {nest.names[p]}[{place}];")
+    nest.shared_bytes += side * (side + 1) * p.array.dtype.itemsize
+    place = f"{name}[column * {side + 1} + row]"
     nest.values.element_readers[p] = lambda index: place
 
 

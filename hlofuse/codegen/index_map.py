@@ -1,7 +1,8 @@
 """Index expressions: sums of scaled variables, floor divisions and remainders, kept in one canonical form.
 
 Equal expressions are equal objects by value, so a kernel reads an element once however many ways lead to it. Every
-variable has a range, and ranges are what resolves divisions, remainders, clamps and the branches of pad and concatenate.
+variable has a range, and ranges are what resolves divisions, remainders, clamps and the branches of pad and
+concatenate.
 """
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Mod:
     divisor: int
 
 
-Atom = Union[Var, FloorDiv, Mod]
+Atom = Var | FloorDiv | Mod
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class Index:
 
 
 ZERO = Index()
+Indices = tuple[Index, ...]
 
 
 def constant(value: int) -> Index:
@@ -132,7 +133,7 @@ def _sum(terms: Sequence[tuple[Atom, int]], offset: int) -> Index:
 
 
 def _rejoin(terms: list[tuple[Atom, int]]) -> Index | None:
-    """c*k * (v // k) + c * (v % k) => c * v: a linearized index after it was taken apart. None where nothing matches."""
+    """c*k * (v // k) + c * (v % k) => c * v: a linearized index after it was taken apart; None where none matches."""
     scales = dict(terms)
     for atom, scale in terms:
         if isinstance(atom, Mod):
@@ -292,3 +293,33 @@ def _atom_c(atom: Atom) -> str:
         inner = f"({inner})"
     text = f"({inner} / {atom.divisor})" if isinstance(atom, FloorDiv) else f"({inner} % {atom.divisor})"
     return text
+
+
+@dataclass(frozen=True)
+class Condition:
+    """low <= index < high, and `index - low` is a multiple of `step`."""
+
+    index: Index
+    low: int
+    high: int
+    step: int = 1
+
+    @property
+    def known(self) -> bool | None:
+        a, b = self.index.bounds
+        if b < self.low or a >= self.high:
+            return False
+        if self.step == 1 or (self.index - self.low).is_constant and (self.index - self.low).constant % self.step == 0:
+            return True if self.low <= a and b < self.high else None
+        return None
+
+    def text(self) -> str:
+        a, b = self.index.bounds
+        parts = []
+        if a < self.low:
+            parts.append(f"{to_c(self.index)} >= {self.low}")
+        if b >= self.high:
+            parts.append(f"{to_c(self.index)} < {self.high}")
+        if self.step != 1:
+            parts.append(f"({to_c(self.index - self.low)}) % {self.step} == 0")
+        return " && ".join(parts)

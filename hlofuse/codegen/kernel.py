@@ -52,8 +52,8 @@ class KernelText:
 
     @property
     def digest(self) -> str:
-        """Of the text and the launch: two kernels with one digest are the same."""
-        launch = (self.blocks, self.threads, self.counters)
+        """Of the text and the launch: kernels with one digest are the same. `work` decides the grain of their tasks."""
+        launch = (self.blocks, self.threads, self.counters, self.work)
         return hashlib.sha256(f"{launch}\0{self.text}".encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """Values: the C++ statements that compute one element of an instruction at an index.
 
-`Values.at(instruction, index)` is the whole of it: it returns the name of a constant that holds the element, and writes the
-statements where the index's variables are known: once per (instruction, index), outside the loops that it does not depend
-on. An operation that reads its operand elsewhere (slice, gather, pad) is nothing but another index.
+`Values.at(instruction, index)` is the whole of it: it returns the name of a constant that holds the element, and writes
+the statements where the index's variables are known: once per (instruction, index), outside the loops that it does not
+depend on. An operation that reads its operand elsewhere (slice, gather, pad) is nothing but another index.
 """
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hlofuse.codegen.index_map import (
-    ZERO, Index, Var, constant, floor_div, linearize, reshape_index, to_c, var,
-)
+from hlofuse.codegen.element_reads import READS, EmitError, splat_literal
+from hlofuse.codegen.index_map import ZERO, Condition, Index, Indices, Var, constant, linearize, to_c, var
 from hlofuse.codegen.prelude import reserved_names
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, scalar_expr
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 
-Indices = tuple[Index, ...]
 UNROLLED = 4      # an inline reduction of at most so many elements is written out
-
-
-class EmitError(Exception):
-    """The plan and the instructions disagree; the message names the instruction."""
 
 
 @dataclass
@@ -47,36 +41,6 @@ class Scope:
         while scope is not None:
             yield scope
             scope = scope.parent
-
-
-@dataclass(frozen=True)
-class Condition:
-    """low <= index < high, and `index - low` is a multiple of `step`."""
-
-    index: Index
-    low: int
-    high: int
-    step: int = 1
-
-    @property
-    def known(self) -> bool | None:
-        a, b = self.index.bounds
-        if b < self.low or a >= self.high:
-            return False
-        if self.step == 1 or (self.index - self.low).is_constant and (self.index - self.low).constant % self.step == 0:
-            return True if self.low <= a and b < self.high else None
-        return None
-
-    def text(self) -> str:
-        a, b = self.index.bounds
-        parts = []
-        if a < self.low:
-            parts.append(f"{to_c(self.index)} >= {self.low}")
-        if b >= self.high:
-            parts.append(f"{to_c(self.index)} < {self.high}")
-        if self.step != 1:
-            parts.append(f"({to_c(self.index - self.low)}) % {self.step} == 0")
-        return " && ".join(parts)
 
 
 class Values:
@@ -158,8 +122,8 @@ class Values:
         return text
 
     def declare(self, instruction: Instruction, expression: str) -> str:
-        name = self.name(instruction.name or instruction.opcode)
-        self.scope.lines.append(f"const {c_type(instruction.element_type)} {name} = {expression};{self.comment(instruction)}")
+        name, comment = self.name(instruction.name or instruction.opcode), self.comment(instruction)
+        self.scope.lines.append(f"const {c_type(instruction.element_type)} {name} = {expression};{comment}")
         return name
 
     def comment(self, instruction: Instruction) -> str:
@@ -173,7 +137,9 @@ class Values:
     def _compute(self, i: Instruction, index: Indices) -> str:
         if i in self.scheduled:
             raise EmitError(f"{i!r} is read at another place than where it is reduced")
-        rule = _RULES.get(i.opcode)
+        if i.opcode == "parameter":
+            return self.parameter(i, index)
+        rule = READS.get(i.opcode)
         if rule is not None:
             return rule(self, i, index)
         if OPCODES[i.opcode].kind is Kind.ELEMENTWISE:
@@ -341,184 +307,7 @@ def insert(index: Indices, axes: Sequence[int], places: Sequence[Index]) -> Indi
     return tuple(full)
 
 
-def splat_literal(i: Instruction) -> np.ndarray | None:
-    """The scalar that every element of a constant (or of a broadcast of one) is."""
-    while i.opcode == "broadcast":
-        i = i.operands[0]
-    if i.opcode != "constant":
-        return None
-    literal = i.literal
-    if literal.ndim == 0:
-        return literal
-    flat = literal.reshape(-1)
-    if flat.size and flat.size <= 4096 and (flat.view(np.uint8).reshape(flat.size, -1) ==
-                                           flat[:1].view(np.uint8)).all():
-        return flat[0]
-    return None
+# With what the forms declare themselves.
+_RESERVED = reserved_names() | {"l", "begin", "end", "count", "first", "last", "row", "column", "rows", "columns"}
 
-
-# --- where each opcode reads its operands ---------------------------------------------------------------------------
-
-def _broadcast(v: Values, i: Instruction, index: Indices) -> str:
-    return v.at(i.operands[0], tuple(index[d] for d in i.attrs["dimensions"]))
-
-
-def _reshape(v: Values, i: Instruction, index: Indices) -> str:
-    return v.at(i.operands[0], reshape_index(index, i.dims, i.operands[0].dims))
-
-
-def _transpose(v: Values, i: Instruction, index: Indices) -> str:
-    source: list[Index] = [ZERO] * len(index)
-    for k, d in enumerate(i.attrs["dimensions"]):
-        source[d] = index[k]
-    return v.at(i.operands[0], tuple(source))
-
-
-def _slice(v: Values, i: Instruction, index: Indices) -> str:
-    return v.at(i.operands[0], tuple(x * step + start for x, (start, _, step) in
-                                     zip(index, i.attrs["slice"], strict=True)))
-
-
-def _reverse(v: Values, i: Instruction, index: Indices) -> str:
-    flipped = i.attrs["dimensions"]
-    return v.at(i.operands[0], tuple(constant(n - 1) - x if d in flipped else x
-                                     for d, (x, n) in enumerate(zip(index, i.dims, strict=True))))
-
-
-def _iota(v: Values, i: Instruction, index: Indices) -> str:
-    place = index[i.attrs["iota_dimension"]]
-    zero = ", 0" if i.element_type in ("c64", "c128") else ""
-    real = {"c64": "float", "c128": "double"}.get(i.element_type, c_type(i.element_type))
-    cast = f"({real})({to_c(place)})"
-    if i.element_type in ("f16", "bf16"):
-        cast = f"round_{i.element_type}({cast})"
-    return v.declare(i, f"{c_type(i.element_type)}{{{cast}{zero}}}" if zero else cast)
-
-
-def _pad(v: Values, i: Instruction, index: Indices) -> str:
-    operand, fill = i.operands
-    conditions, source = [], []
-    for x, n, (low, _, interior) in zip(index, operand.dims, i.attrs["padding"], strict=True):
-        step = interior + 1
-        conditions.append(Condition(x, low, low + (n - 1) * step + 1 if n else low, step))
-        source.append(floor_div(x - low, step) if step > 1 else x - low)
-    if 0 in operand.dims:
-        return v.at(fill, ())
-    return v.choose(i, conditions, lambda: v.at(operand, tuple(narrow(s, n) for s, n in
-                                                               zip(source, operand.dims, strict=True))),
-                    lambda: v.at(fill, ()))
-
-
-def narrow(index: Index, size: int) -> Index:
-    """An index that a branch has shown to be inside [0, size): its variable's range follows."""
-    if len(index.terms) == 1 and isinstance(index.terms[0][0], Var) and index.terms[0][1] == 1:
-        variable, offset = index.terms[0][0], index.constant
-        low, high = max(variable.low, -offset), min(variable.high, size - 1 - offset)
-        if (low, high) != (variable.low, variable.high) and low < high:
-            return Index(((Var(variable.name, low, high), 1),), offset)
-    return index
-
-
-def _concatenate(v: Values, i: Instruction, index: Indices) -> str:
-    axis = i.attrs["dimensions"][0]
-    place = index[axis]
-    pieces, start = [], 0
-    for operand in i.operands:
-        pieces.append((operand, start))
-        start += operand.dims[axis]
-    pieces = [(o, s) for o, s in pieces if o.dims[axis]]
-
-    def piece(k: int) -> str:
-        operand, begin = pieces[k]
-        size = operand.dims[axis]
-
-        def read() -> str:
-            source = list(index)
-            source[axis] = narrow(place - begin, size)
-            return v.at(operand, tuple(source))
-
-        if k == len(pieces) - 1:
-            return read()
-        return v.choose(i, [Condition(place, begin if k == 0 else -1 << 60, begin + size)], read, lambda: piece(k + 1))
-
-    low, high = place.bounds
-    first = next(k for k, (o, s) in enumerate(pieces) if low < s + o.dims[axis])
-    pieces = [p for k, p in enumerate(pieces) if k >= first and p[1] <= high]
-    return piece(0)
-
-
-def _dynamic_slice(v: Values, i: Instruction, index: Indices) -> str:
-    operand, *starts = i.operands
-    source = [x + v.clamped(s, (), n - m, "start")
-              for x, s, n, m in zip(index, starts, operand.dims, i.dims, strict=True)]
-    return v.at(operand, tuple(source))
-
-
-def _dynamic_update_slice(v: Values, i: Instruction, index: Indices) -> str:
-    operand, update, *starts = i.operands
-    if 0 in update.dims:
-        return v.at(operand, index)
-    begins = [v.clamped(s, (), n - m, "start") for s, n, m in zip(starts, operand.dims, update.dims, strict=True)]
-    inside = [x - b for x, b in zip(index, begins, strict=True)]
-    conditions = [Condition(p, 0, m) for p, m in zip(inside, update.dims, strict=True)]
-    return v.choose(i, conditions, lambda: v.at(update, tuple(inside)), lambda: v.at(operand, index))
-
-
-def _gather(v: Values, i: Instruction, index: Indices) -> str:
-    operand, indices = i.operands
-    a = i.attrs
-    offset_dims, vector_dim = a["offset_dims"], a["index_vector_dim"]
-    batching = tuple(a.get("operand_batching_dims", ()))
-    indices_batching = tuple(a.get("start_indices_batching_dims", ()))
-    batch = [index[k] for k in range(len(index)) if k not in offset_dims]
-    source: list[Index] = [ZERO] * len(operand.dims)
-    window = [d for d in range(len(operand.dims)) if d not in a["collapsed_slice_dims"] and d not in batching]
-    for k, d in zip(offset_dims, window, strict=True):
-        source[d] = index[k]
-    for component, d in enumerate(a["start_index_map"]):
-        place = list(batch)
-        if vector_dim < len(indices.dims):
-            place.insert(vector_dim, constant(component))
-        start = v.clamped(indices, tuple(place), operand.dims[d] - a["slice_sizes"][d], "row")
-        source[d] = source[d] + start
-    positions = [k for k in range(len(indices.dims)) if k != vector_dim]
-    for d, where in zip(batching, indices_batching, strict=True):
-        source[d] = source[d] + batch[positions.index(where)]
-    return v.at(operand, tuple(source))
-
-
-def _reduce(v: Values, i: Instruction, index: Indices) -> str:
-    return _rounded(i, v.inline_reduction(i, index)[0])
-
-
-def _rounded(i: Instruction, accumulator: str) -> str:
-    """A reduction's result from its accumulator, which has more bits than a 16-bit type."""
-    return f"round_{i.element_type}({accumulator})" if i.element_type in ("f16", "bf16") else accumulator
-
-
-def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
-    operand = i.operands[0]
-    if operand.opcode != "reduce" or operand in v.scheduled:
-        raise EmitError(f"{i!r} is read at another place than where it is reduced")
-    accumulators = v.inline_reduction(operand, index)
-    for user in v.computation.users[operand]:
-        v.scope.memo[(user, index)] = _rounded(user, accumulators[user.attrs["index"]])
-    return v.scope.memo[(i, index)]
-
-
-def _copy(v: Values, i: Instruction, index: Indices) -> str:
-    return v.at(i.operands[0], index)
-
-
-_RULES: dict[str, Callable[[Values, Instruction, Indices], str]] = {
-    "parameter": Values.parameter, "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
-    "slice": _slice, "reverse": _reverse, "iota": _iota, "pad": _pad, "concatenate": _concatenate,
-    "dynamic-slice": _dynamic_slice, "dynamic-update-slice": _dynamic_update_slice, "gather": _gather,
-    "reduce": _reduce, "get-tuple-element": _get_tuple_element, "copy": _copy, "bitcast": _reshape,
-}
-ELEMENT_OPCODES = frozenset(_RULES) - {"parameter"}
-
-_RESERVED = reserved_names() | frozenset({"l", "begin", "end", "count", "first", "last", "row", "column", "rows", "columns"})
-
-
-__all__ = ["Condition", "EmitError", "Scope", "Values", "splat_literal"]
+__all__ = ["EmitError", "Scope", "Values"]

@@ -1,8 +1,8 @@
 """Axes: which dimensions of which values are one and the same loop.
 
-Every dimension is a sequence of *atoms*. Element-wise operations unify the atoms of operands and result, transposes permute
-them, reshapes split them where factors allow, broadcasts and reductions add and drop them. An operation that reads its
-operand at another place (a slice, a gather, a reshape without common factors) opens new atoms there: a *shifted* edge.
+Every dimension is a sequence of *atoms*. Element-wise operations unify the atoms of operands and result, transposes
+permute them, reshapes split them where factors allow, broadcasts and reductions add and drop them. An operation that
+reads its operand elsewhere (a slice, a gather, a reshape without common factors) opens new atoms: a *shifted* edge.
 Two dimensions of one value never share an atom, so `x + x.T` is a shifted read and not a diagonal.
 """
 from __future__ import annotations

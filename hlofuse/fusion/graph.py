@@ -1,23 +1,24 @@
 """The fusion graph of a computation: vertices to color, and what the cost of a kernel needs to know of each.
 
 A vertex is an instruction (a reduction of several results together with its get-tuple-elements). Free instructions
-(constants, iota, index maps of arrays in memory) have no vertex: they are written at each use. Fixed vertices stand alone:
-library calls, control flow, opaque operations and what no kernel can compute. A reshape that stands alone costs nothing.
+(constants, iota, index maps of arrays in memory) have no vertex: they are written at each use. Fixed vertices stand
+alone: library calls, control flow, opaque operations and what no kernel can compute. A lone reshape costs nothing.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.scalar_expr import has_scalar_expr
 from hlofuse.fusion.axes import Axes
-from hlofuse.fusion.plan import reduced_size
+from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, reduced_size
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
 
-SHAPE_OPCODES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concatenate", "dynamic-slice",
-                           "dynamic-update-slice", "gather", "copy", "bitcast"})
+SHAPE_OPCODES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concatenate",
+                           "dynamic-slice", "dynamic-update-slice", "gather", "copy", "bitcast"})
 FREE_SHAPES = frozenset({"broadcast", "reshape", "transpose"})
 BARRIERS = frozenset({"opt-barrier", "tuple", "get-tuple-element", "parameter", "constant"})
 
@@ -155,8 +156,6 @@ class FusionGraph:
 
 
 def _is_splat(constant: Instruction) -> bool:
-    from hlofuse.codegen.values import splat_literal
-
     return splat_literal(constant) is not None
 
 
@@ -197,8 +196,6 @@ def _is_fusible_reduction(i: Instruction) -> bool:
 
 def conflicting_reductions(u: Instruction, v: Instruction, axes: Axes) -> bool:
     """Two large reductions of different axes: no kernel form runs both."""
-    from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION
-
     if u.opcode != "reduce" or v.opcode != "reduce":
         return False
     a, b = reduced_size(u), reduced_size(v)

@@ -1,7 +1,7 @@
 """Outline: a colored graph becomes a module whose kernels are `fusion` instructions.
 
-Every kernel's members move into a computation of their own; what they read is its parameters, what others read of them its
-results. Free instructions are copied to where they are used.
+Every kernel's members move into a computation of their own; what they read is its parameters, what others read of them
+its results. Free instructions are copied to where they are used.
 """
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph
 from hlofuse.hlo.builder import computation, element_of, make, parameter, tuple_of, with_operands
 from hlofuse.hlo.module import Computation, Instruction
 
-_PLAIN_NAMES = frozenset({"jit", "main", "pjit", "while", "body", "cond", "branch", "vmap", "transpose", "jvp", "remat"})
+_PLAIN_NAMES = frozenset({"jit", "main", "pjit", "while", "body", "cond", "branch", "vmap", "transpose", "jvp",
+                          "remat"})
 
 
 @dataclass(frozen=True)
 class Outlined:
-    """The new computation, and for each kernel (in the order given) its fusion instruction; None for one that is nothing
-    but a reshape of an array in memory."""
+    """The new computation, and for each kernel (in the order given) its fusion instruction; None for one that is
+    nothing but a reshape of an array in memory."""
 
     computation: Computation
     fusions: tuple[Instruction | None, ...]
@@ -107,8 +109,6 @@ class _Outliner:
         if i not in self.graph.free:
             return False
         if i.opcode == "constant":
-            from hlofuse.codegen.values import splat_literal
-
             return splat_literal(i) is not None
         return i.opcode == "iota" or i.opcode in FREE_SHAPES
 

@@ -1,9 +1,9 @@
 """The plan of one cluster: which loops a kernel runs and which reductions it schedules.
 
 A cluster is a computation: its parameters are read from memory, its outputs written. The plan names the *domain* D (the
-axes that the kernel iterates over), splits it into parallel axes P and reduced axes R, orders them by how memory is laid
-out, and gives each scheduled reduction its level (the number of scheduled reductions below it). What is not aligned with
-the domain is computed where it is read. A cluster without a plan is refused with a reason.
+axes that the kernel iterates over), splits it into parallel axes P and reduced axes R, orders them by how memory is
+laid out, and gives each scheduled reduction its level (how many scheduled reductions are below it). What is not aligned
+with the domain is computed where it is read. A cluster without a plan is refused with a reason.
 """
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _levels(instructions: Sequence[Instruction], scheduled: Sequence[Instruction
 
 def _order(computation: Computation, analysis: Axes, masks: Mapping[Instruction, int], domain: int, reduced: int,
            scheduled: Sequence[Instruction]) -> tuple[int, ...]:
-    """The domain's atoms, outermost loop first: the parallel ones by the layout of the widest array, the lanes' axis last."""
+    """The domain's atoms, outermost loop first: the parallel ones as the widest array lies, the lanes' last."""
     arrays = [*computation.parameters, *computation.outputs]
     whole = [i for i in arrays if isinstance(i.shape, Shape) and masks[i] == domain]
     if not scheduled:
@@ -213,8 +213,8 @@ def _adjacent(sequences: Sequence[tuple[int, ...]], first: int, second: int) -> 
 
 def _staged(computation: Computation, analysis: Axes, masks: Mapping[Instruction, int], domain: int,
             axes: Sequence[Axis]) -> tuple[Instruction, ...]:
-    """Parameters over the whole domain whose neighbors in memory are not neighbors in the innermost loop. Only where each
-    is read at the loops' own place: not with a shifted read, nor in a reduction inside a thread."""
+    """Parameters over the whole domain whose neighbors in memory are not neighbors in the innermost loop. Only where
+    each is read at the loops' own place: not with a shifted read, nor in a reduction inside a thread."""
     if not axes or any(i.opcode == "reduce" for i in computation.instructions):
         return ()
     if any((i, k) in analysis.shifted for i in computation.instructions for k in range(len(i.operands))):
