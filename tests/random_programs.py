@@ -164,6 +164,8 @@ def gather(g: Generator) -> None:
                 "{}[..., {}]",
             )
         )
+    if "'fill')" in text and v.kind in "fc":
+        g.specials = g.specials or (math.nan,)
     # Filling with NaN is as exact as any other value.
     g.step(
         text,

@@ -10,7 +10,8 @@ from random_programs import random_program
 
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.fusion.axes import Axes
-from hlofuse.hlo.module import Instruction
+from hlofuse.fusion.plan import make_plan
+from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.parser import parse_module
 from hlofuse.hlo.shape import Shape
 from hlofuse.passes import run_passes
@@ -77,6 +78,18 @@ def test_gathering_along_an_axis_of_its_own_indices_opens_a_loop():
             index_vector_dim=1, slice_sizes={1,7}""")
     assert len(set(axes.atoms(by["g"]))) == 2
     assert (by["g"], 1) in axes.shifted
+
+
+def test_results_of_one_shape_can_share_their_loops():
+    """x and its reverse are other loops by what they read, but one loop can write both."""
+    axes, by = axes_of("""x = f32[8] parameter(0)
+        a = f32[8] tanh(x)
+        b = f32[8] reverse(a), dimensions={0}
+        ROOT t = (f32[8], f32[8]) tuple(a, b)""")
+    axes.align(by["a"], by["b"])
+    assert axes.dims(by["a"]) == axes.dims(by["b"])
+    plan = make_plan(Computation("main", (by["x"],), by["t"]))
+    assert [a.size for a in plan.axes] == [8]
 
 
 def test_units_and_nothing_have_axes_too():

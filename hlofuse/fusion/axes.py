@@ -55,6 +55,13 @@ class Axes:
     def size(self, atom: int) -> int:
         return self._size[atom]
 
+    def align(self, first: Instruction, second: Instruction) -> None:
+        """Lets two values of equal dimensions share their loops, where no value forbids it. Before anything is read."""
+        assert not self._resolved, "the axes have been read already"
+        if first.dims == second.dims:
+            for a, b in zip(self._raw[first], self._raw[second], strict=True):
+                self._unify(a, b)
+
     # --- union and split ------------------------------------------------------------------------------------------
 
     def _new(self, size: int) -> Dim:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hlofuse.fusion.axes import Axes
 from hlofuse.fusion.devices import DeviceSpec
-from hlofuse.fusion.graph import FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
+from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
 from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, Refusal, reduced_size
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
@@ -103,7 +103,7 @@ class KernelCosts:
         for k, operand in enumerate(arrays):
             shifted = (i, k) in axes.shifted
             source, through = operand, operand
-            while source in self.graph.free and source.opcode in ("broadcast", "reshape", "transpose"):
+            while source in self.graph.free and source.opcode in FREE_SHAPES:
                 shifted = shifted or (source, 0) in axes.shifted
                 source = source.operands[0]
             if source.opcode == "iota" or (source.opcode == "constant" and not source.array.rank):

@@ -1,8 +1,9 @@
 """The fusion graph of a computation: vertices to color, and what the cost of a kernel needs to know of each.
 
 A vertex is an instruction (a reduction of several results together with its get-tuple-elements). Free instructions
-(constants, iota, index maps of arrays in memory) have no vertex: they are written at each use. Fixed vertices stand
-alone: library calls, control flow, opaque operations and what no kernel can compute. A lone reshape costs nothing.
+(constants, iota, index maps) have no vertex: they are written at each use, and only a broadcast or a transpose that must
+exist in memory is one. A reshape in memory is nothing but another view of its operand. Fixed vertices stand alone:
+library calls, control flow, opaque operations and what no kernel can compute.
 """
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
 
 SHAPE_OPCODES = frozenset({"broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concatenate",
                            "dynamic-slice", "dynamic-update-slice", "gather", "copy", "bitcast"})
-FREE_SHAPES = frozenset({"broadcast", "reshape", "transpose"})
+FREE_SHAPES = frozenset({"broadcast", "reshape", "transpose", "bitcast"})
+VIEWS = frozenset({"reshape", "bitcast"})
 BARRIERS = frozenset({"opt-barrier", "tuple", "get-tuple-element", "parameter", "constant"})
 
 
@@ -54,7 +56,7 @@ class FusionGraph:
         for i in self.computation.instructions:
             if self._is_free(i):
                 self.free.add(i)
-                if i not in demanded or i.opcode in BARRIERS:
+                if i not in demanded or i.opcode in BARRIERS or i.opcode in VIEWS:
                     continue
             elif i.opcode == "get-tuple-element" and i.operands[0].opcode != "reduce":
                 self.free.add(i)   # an element of a tuple in memory
@@ -69,7 +71,7 @@ class FusionGraph:
             self.vertices.append(Vertex(i, tuple(results)))
 
     def _demanded(self) -> set[Instruction]:
-        """What must exist in memory: outputs, and operands of what no kernel computes."""
+        """What must exist in memory: outputs, and operands of what no kernel computes, as what they are views of."""
         found = set(self.computation.outputs)
         for i in self.computation.instructions:
             if i.opcode in ("tuple", "get-tuple-element"):
@@ -77,17 +79,17 @@ class FusionGraph:
                     found.update(i.operands)
             elif not is_fusible(i):
                 found.update(o for k, o in enumerate(i.operands) if not is_absorbed(i, k))
-        return found
+        return {viewed(i) for i in found}
 
     def _is_free(self, i: Instruction) -> bool:
         if i.opcode in ("parameter", "constant"):
             return True
         if i.opcode == "iota":
             return i.element_type in FUSIBLE
-        return i.opcode in FREE_SHAPES and is_fusible(i) and all(o in self.free for o in i.operands)
+        return i.opcode in FREE_SHAPES and is_fusible(i)
 
     def _connect(self) -> None:
-        outputs = set(self.computation.outputs)
+        outputs = {viewed(o) for o in self.computation.outputs}
         for v, vertex in enumerate(self.vertices):
             producers: dict[int, None] = {}
             arrays: dict[Instruction, None] = {}
@@ -111,7 +113,7 @@ class FusionGraph:
             self.is_output[v] = any(r in outputs for r in vertex.results)
         for i in self.computation.instructions:   # a tuple that is not the root keeps its operands in memory
             if i.opcode == "tuple" and i is not self.computation.root:
-                for o in i.operands:
+                for o in map(viewed, i.operands):
                     if o in self.vertex_of:
                         self.is_output[self.vertex_of[o]] = True
         for v, vertex in enumerate(self.vertices):
@@ -131,7 +133,7 @@ class FusionGraph:
         found: dict[Instruction, None] = {}
         stack = list(reversed(instruction.operands))
         while stack:
-            operand = stack.pop()
+            operand = viewed(stack.pop())
             if operand.opcode == "tuple":
                 stack.extend(reversed(operand.operands))
             else:
@@ -153,6 +155,13 @@ class FusionGraph:
             elif operand.opcode == "constant" and operand.array.rank and not _is_splat(operand):
                 found[operand] = None
         return list(found)
+
+
+def viewed(i: Instruction) -> Instruction:
+    """What a chain of reshapes is a view of."""
+    while i.opcode in VIEWS and is_fusible(i):
+        i = i.operands[0]
+    return i
 
 
 def _is_splat(constant: Instruction) -> bool:

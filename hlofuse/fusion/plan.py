@@ -90,6 +90,8 @@ def make_plan(computation: Computation) -> Plan:
     """The plan of a cluster; `Refusal` where there is none."""
     instructions = computation.instructions
     analysis = Axes(instructions)
+    for output in computation.outputs[1:]:   # in the whole program, what reads both may be what aligns them
+        analysis.align(computation.outputs[0], output)
     masks = {i: analysis.mask(i) for i in instructions}
     outputs = computation.outputs
     scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
