@@ -144,12 +144,7 @@ class KernelCosts:
     def _is_loop(self, members: frozenset[int]) -> bool:
         if any(self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION for v in members):
             return False
-        if len(members) == 1 and self._is_bitcast(next(iter(members))):
-            return False
         return sum(len(self.graph.externals[v]) + len(self.operands[v]) + 1 for v in members) <= MAX_PACKED_ARGUMENTS
-
-    def _is_bitcast(self, v: int) -> bool:
-        return self.graph.vertices[v].instruction.opcode in ("reshape", "bitcast")
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         try:
@@ -179,8 +174,6 @@ class KernelCosts:
         for pair in self.forbidden:
             if constrained and pair <= chosen:
                 raise Refusal("memory", "a kernel of these spilled registers")
-        if len(order) == 1 and self._is_bitcast(order[0]):
-            return CostEstimate(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
         scheduled, domain, reduced = self._domain(order, outs)
         parallel = domain & ~reduced
         masks = self._mask

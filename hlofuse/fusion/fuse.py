@@ -72,8 +72,6 @@ def fuse_computation(computation: Computation, device: DeviceSpec, method: str =
         planned: list[PlannedKernel] = []
         refused: list[frozenset[int]] = []
         for launch, fusion in zip(launches, outlined.fusions, strict=True):
-            if fusion is None:
-                continue
             segments, reason = _plan(fusion, graph, launch, accept)
             if not segments and not last and (len(launch) > 1 or len(launch[0].members) > 1):
                 refused.append(_union(launch)[0])

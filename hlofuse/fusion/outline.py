@@ -20,11 +20,10 @@ _PLAIN_NAMES = frozenset({"jit", "main", "pjit", "while", "body", "cond", "branc
 
 @dataclass(frozen=True)
 class Outlined:
-    """The new computation, and for each kernel (in the order given) its fusion instruction; None for one that is
-    nothing but a reshape of an array in memory."""
+    """The new computation, and for each kernel (in the order given) its fusion instruction."""
 
     computation: Computation
-    fusions: tuple[Instruction | None, ...]
+    fusions: tuple[Instruction, ...]
 
 
 def outline(graph: FusionGraph, kernels: Sequence[tuple[frozenset[int], frozenset[int]]]) -> Outlined:
@@ -37,7 +36,7 @@ class _Outliner:
         self.graph = graph
         self.kernels = kernels
         self.new: dict[Instruction, Instruction] = {}
-        self.fusions: dict[int, Instruction | None] = {}
+        self.fusions: dict[int, Instruction] = {}
         self.owner: dict[Instruction, int] = {}
         self.used_names: dict[str, int] = {}
         self.outside = self._read_from_memory()
@@ -58,7 +57,7 @@ class _Outliner:
             self._ensure(root)
         root = self.new[old.root]
         result = computation(old.name, old.parameters, root, [self.new[e] for e in old.effects])
-        return Outlined(result, tuple(self.fusions.get(k) for k in range(len(self.kernels))))
+        return Outlined(result, tuple(self.fusions[k] for k in range(len(self.kernels))))
 
     def _ensure(self, root: Instruction) -> None:
         """Builds an instruction of the new computation after everything that it needs; iterative."""
@@ -119,10 +118,6 @@ class _Outliner:
             return
         members, outputs = self.kernels[k]
         results, reads = self._members(k)
-        if len(members) == 1 and i.opcode in ("reshape", "bitcast") and i.operands[0] in reads:
-            self.fusions[k] = None
-            self.new[i] = self._relinked(i)
-            return
         body = self._body(k, results, reads)
         names = self._name(members)
         shape = body.root.shape
