@@ -57,7 +57,7 @@ def _new_entry(f: Callable, options: Options) -> Callable:
     name = _name_of(f)
 
     def entry(*args: Any, **kwargs: Any) -> Any:
-        if jax_compat.is_jit_disabled():
+        if jax_compat.is_jit_disabled() or not jax_compat.is_tracing():
             return f(*args, **kwargs)
         return primitive.call_optimized(name, f, args, kwargs, options)
 

@@ -23,6 +23,7 @@ from hlofuse.frontend.trace import trace_function
 from hlofuse.fusion.cost_model import CostEstimate
 from hlofuse.fusion.devices import DeviceSpec, find_device
 from hlofuse.fusion.fuse import Fused, PlannedSegment, deep_recursion, fuse_computation
+from hlofuse.fusion.registers import estimate_registers
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
 from hlofuse.runtime.xla_runtime import Executable, build_executable, prepare_toolchain
@@ -35,6 +36,7 @@ class KernelCode:
     """A cluster's kernel in every dialect."""
 
     texts: dict[str, KernelText]
+    registers: int      # of one CUDA thread, estimated
 
     @property
     def sources(self) -> dict[str, str]:
@@ -83,7 +85,8 @@ class Cluster:
 
     @property
     def kernel(self) -> KernelCode:
-        return KernelCode({name: self.text_in(name) for name in DIALECTS})
+        registers = estimate_registers([segment.plan for segment in self.segments])
+        return KernelCode({name: self.text_in(name) for name in DIALECTS}, registers)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,13 @@ class Sample:
 def programs(random: int) -> Iterator[tuple[str, Callable[[], Compilation]]]:
     for name, workload in CATALOG.items():
         for size in ("small", "full"):
-            yield f"{name}/{size}", lambda w=workload, s=size: compile_function(w.fn, *w.avals(s), device="h200")
+            yield f"{name}/{size}", partial(compile_function, workload.fn, *workload.avals(size), device="h200")
     for seed in range(random):
-        yield f"random_{seed}", lambda seed=seed: compile_module(random_module(seed), device="h200")
+        yield f"random_{seed}", partial(_compile_random, seed)
+
+
+def _compile_random(seed: int) -> Compilation:
+    return compile_module(random_module(seed), device="h200")
 
 
 def measure(random: int, arch: str) -> list[Sample]:

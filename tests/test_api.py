@@ -402,3 +402,18 @@ if __name__ == "__main__":
 
     primitive.set_pipeline(evaluating_pipeline)
     print(f"call overhead: {call_overhead():.3f} x jax.jit")
+
+
+# ---------------------------------------------------------------- found by use
+
+
+def test_a_loop_around_64_bit_work_needs_no_x64_mode():
+    """Threefry counts in u64 inside the loop of a rejection sampler."""
+    draw = functools.partial(jax.random.gamma, a=2.0, shape=(8,))
+    key = jax.random.key(0)
+    np.testing.assert_allclose(hlofuse.jit(draw)(key), jax.jit(draw)(key), rtol=1e-6)
+
+
+def test_debug_nans_names_the_operation():
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="encountered in log"):
+        hlofuse.jit(lambda a: jax.numpy.log(a - 2))(x)

@@ -286,3 +286,18 @@ def test_hlofuse_dump_to(tmp_path):
     suffixes = {path.suffix for path in (tmp_path / "dumps").iterdir()}
     assert {".txt", ".hlo", ".cu", ".cpp"} <= suffixes
     assert any("shown" in path.name for path in (tmp_path / "dumps").iterdir())
+
+
+def test_explanations_use_the_names_of_the_text():
+    import jax.numpy as jnp
+
+    from hlofuse.compiler import compile_function
+
+    def normalize_columns(x):
+        y = (x - x.mean(0)) / x.std(0)
+        return y, y.max(1)
+
+    text = compile_function(normalize_columns, jax.ShapeDtypeStruct((8192, 512), jnp.float32)).explain()
+    kernels = [line for line in text.splitlines() if ": form " in line]
+    assert len(kernels) == len(set(kernels)) > 1
+    assert "reduces other axes than reduce" in text and "<" not in text

@@ -268,3 +268,18 @@ def test_units_are_balanced_by_length():
     assert [sum(len(source.text) for source in unit) for unit in units] == [120, 120]
     assert len(pack_units(sources[:1], 8)) == 1
     assert pack_units([], 8) == []
+
+
+def test_explain_and_kernels_say_what_could_not_be_built(monkeypatch):
+    import jax
+
+    import hlofuse
+    from hlofuse.runtime import xla_runtime
+
+    monkeypatch.setenv("HLOFUSE_STRICT", "0")
+    monkeypatch.setattr(xla_runtime, "find_compiler", lambda: None)
+    monkeypatch.setattr(xla_runtime, "_warned", set())
+    with pytest.warns(hlofuse.HlofuseWarning, match="1 kernel.s. run as plain JAX: no C.. compiler"):
+        compiled = hlofuse.jit(lambda a: a * 2 + 1).lower(jax.numpy.ones(4)).compile()
+    assert [k.problem for k in compiled.kernels] == ["no C++ compiler was found"]
+    assert compiled.explain().startswith("add_fusion runs through JAX: no C++ compiler was found")

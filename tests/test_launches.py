@@ -1,4 +1,4 @@
-"""Fewer launches and bytes than XLA:GPU on the catalog's full shapes, for an H200; a worse count prints the explanation.
+"""Fewer launches and bytes than XLA:GPU on the catalog's full shapes, for an H200; a worse count is explained.
 
 XLA's counts (xla_gpu.json) are its real compiler's; ours are what the fused module would run there.
 """

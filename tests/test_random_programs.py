@@ -175,13 +175,13 @@ def test_indices_of_large_arrays_have_64_bits(name, device):
     assert all(c.segments for c in compilation.clusters)
     text = "".join(c.text_in("host" if device == "host" else "cuda").text for c in compilation.clusters)
     assert "long long" in text
-    # Narrow are only what a tile, the lanes or the chunks count.
+    # Narrow are only the number of a block of the GPU, and what a tile, the lanes or the chunks count.
     narrow = {
         line.strip().partition("int ")[2].split()[0]
         for line in text.splitlines()
         if line.strip().startswith(("const int ", "for (int "))
     }
-    assert narrow <= {"rows", "columns", "l", "chunk", "k"}
+    assert narrow <= {"BLOCK", "rows", "columns", "l", "chunk", "k"}
 
 
 def test_indices_of_small_arrays_have_32():

@@ -34,4 +34,5 @@ def test_what_has_no_expression_says_so() -> None:
 
 def test_names_of_the_prelude_are_reserved() -> None:
     assert {"max_nan", "logistic", "c64", "BARRIER", "float", "operator", "tanh", "threadIdx"} <= reserved_names()
-    assert reserved_names().isdisjoint({"x", "b", "reduce", "value", "x_norm"})  # what the prelude names inside functions
+    inside_functions = {"x", "b", "reduce", "value", "x_norm"}
+    assert reserved_names().isdisjoint(inside_functions)

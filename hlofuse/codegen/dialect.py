@@ -24,8 +24,10 @@ class Argument:
 class Dialect:
     """`lanes`: neighboring elements of one thread; `row_lanes`: the same in rows; `column_lanes`: accumulators of one
     thread in column reductions; `keep_elements`: how much of a row one thread may hold between passes;
-    `keep_loads`: whether a row's operands are held too, or read again from the cache; `vector_minimum`: the shortest
-    inner loop before outer axes are flattened into it; `tile_elements`: what a block of the loop form covers."""
+    `keep_loads`: whether a row's operands are held too, or read again from the cache; `vector_bytes`: what a thread
+    reads at once where its lanes are neighbors in memory (0: the compiler makes vectors of loops); `group_threads`:
+    short rows share a block of so many threads; `vector_minimum`: the shortest inner loop before outer axes are
+    flattened into it; `tile_elements`: what a block of the loop form covers."""
 
     name: str
     threads: int
@@ -36,6 +38,8 @@ class Dialect:
     column_threads: int
     keep_elements: int
     keep_loads: bool
+    vector_bytes: int
+    group_threads: int
     vector_minimum: int
     tile_elements: int
     transpose_threads: int
@@ -49,9 +53,19 @@ class Dialect:
         """What stands before the kernels in every translation unit."""
         return prelude(self.name) + block_prelude(self.name)
 
-    def frame(self, symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
+    def frame(self, symbol: str, arguments: Sequence[Argument], shape: BlockShape, pieces: Sequence[Piece]) -> str:
         """The whole text of a kernel from its pieces' bodies."""
-        return FRAMES[self.name](symbol, arguments, threads, pieces)
+        return FRAMES[self.name](symbol, arguments, shape, pieces)
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """`threads` threads work on an item (BLOCK), and `groups` items share a block of the machine. `roomy`: data that
+    waits in registers is worth more than many blocks at a time."""
+
+    threads: int
+    groups: int = 1
+    roomy: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class Piece:
 
 def _function(name: str, piece: Piece) -> str:
     parameters = "".join(f", {a.kind}({a.c_type}) {a.name}" for a in piece.arguments)
-    return f"DEVICE void {name}(const long long BLOCK, unsigned* counters{parameters}) {{\n{piece.body}}}\n\n"
+    return f"DEVICE void {name}(const BlockIndex BLOCK, unsigned* counters{parameters}) {{\n{piece.body}}}\n\n"
 
 
 def _calls(symbol: str, arguments: Sequence[Argument], pieces: Sequence[Piece], block: str) -> list[str]:
@@ -92,7 +106,7 @@ def _piece_name(symbol: str, piece: Piece, pieces: Sequence[Piece]) -> str:
     return f"{symbol}_block" if len(pieces) == 1 else f"{symbol}_segment{piece.number}"
 
 
-def _host_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
+def _host_frame(symbol: str, arguments: Sequence[Argument], shape: BlockShape, pieces: Sequence[Piece]) -> str:
     """A block function for each segment, and an entry that runs blocks [begin, end)."""
     functions = "".join(_function(_piece_name(symbol, p, pieces), p) for p in pieces)
     unpacked = "".join(f"  {'const ' if a.kind == 'IN' else ''}{a.c_type}* {a.name} = "
@@ -106,11 +120,16 @@ def _host_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces
     return f"{functions}{head}{unpacked}{body}}}\n"
 
 
-def _cuda_frame(symbol: str, arguments: Sequence[Argument], threads: int, pieces: Sequence[Piece]) -> str:
+def _cuda_frame(symbol: str, arguments: Sequence[Argument], shape: BlockShape, pieces: Sequence[Piece]) -> str:
     """The body itself where there is one segment, else a function for each."""
     parameters = ", ".join([*(f"{a.kind}({a.c_type}) {a.name}" for a in arguments), "unsigned* counters"])
-    head = (f"extern \"C\" __global__ void __launch_bounds__({threads}) {symbol}({parameters}) {{\n"
-            "  const long long BLOCK = blockIdx.x;\n")
+    bounds = f"{shape.threads * shape.groups}, 1" if shape.roomy else f"{shape.threads * shape.groups}"
+    block, items = "(int)blockIdx.x", sum(p.blocks for p in pieces)
+    if shape.groups > 1:
+        block = f"(int)(blockIdx.x * {shape.groups} + threadIdx.x / {shape.threads})"
+    rest = f"  if (BLOCK >= {items}) return;\n" if items % shape.groups else ""
+    head = (f"extern \"C\" __global__ void __launch_bounds__({bounds}) {symbol}({parameters}) {{\n"
+            f"  const int BLOCK = {block};\n{rest}")
     if len(pieces) == 1:
         return f"{head}{pieces[0].body}}}\n"
     functions = "".join(_function(_piece_name(symbol, p, pieces), p) for p in pieces)
@@ -121,12 +140,14 @@ FRAMES = {"host": _host_frame, "cuda": _cuda_frame}
 
 HOST = Dialect(
     name="host", threads=1, max_row_threads=1, lanes=64, row_lanes=64,
-    column_lanes=1024, column_threads=1, keep_elements=16384, keep_loads=False, vector_minimum=48, tile_elements=8192,
-    transpose_threads=1, transpose_tile=128, split_below=8, chunk_elements=16384, column_blocks=16)
+    column_lanes=1024, column_threads=1, keep_elements=16384, keep_loads=False, vector_bytes=0, group_threads=1,
+    vector_minimum=48, tile_elements=8192, transpose_threads=1, transpose_tile=128, split_below=8, chunk_elements=16384,
+    column_blocks=16)
 
 CUDA = Dialect(
     name="cuda", threads=256, max_row_threads=1024, lanes=4, row_lanes=4,
-    column_lanes=1, column_threads=128, keep_elements=16, keep_loads=True, vector_minimum=512, tile_elements=2048,
-    transpose_threads=256, transpose_tile=32, split_below=264, chunk_elements=4096, column_blocks=1056)
+    column_lanes=1, column_threads=128, keep_elements=16, keep_loads=True, vector_bytes=16, group_threads=256,
+    vector_minimum=512, tile_elements=2048, transpose_threads=256, transpose_tile=32, split_below=264,
+    chunk_elements=4096, column_blocks=1056)
 
 DIALECTS = {"host": HOST, "cuda": CUDA}

@@ -19,6 +19,9 @@ from hlofuse.fusion.plan import Axis
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
 
+ROOMY_THREADS = 512       # a larger block leaves its threads no registers to keep a row in
+
+
 def write_loop(nest: Nest) -> int:
     """Every element of the domain once."""
     z = nest.sizing
@@ -170,7 +173,7 @@ def _kept_values(nest: Nest) -> list[_Kept]:
             for r in p.reductions:
                 nest.publish(r, nest.finish_rows(r))
     nest.shared_bytes = shared
-    room = dialect.keep_elements // max(1, nest.steps * z.lanes)
+    room = dialect.keep_elements // max(1, nest.steps * z.lanes) if z.threads <= ROOMY_THREADS else 0
     found: list[_Kept] = []
     for level, keys in needs.items():
         for key in keys:

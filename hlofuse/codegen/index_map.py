@@ -270,6 +270,47 @@ def reshape_groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[tuple[int, 
     return groups
 
 
+def is_run(index: Index, name: str, lanes: int) -> bool:
+    """Whether `index` takes `lanes` neighboring values, from a multiple of `lanes` on, while variable `name` does."""
+    step, multiple = _along(index, name, lanes)
+    return step == 1 and multiple
+
+
+def _along(index: Index, name: str, lanes: int) -> tuple[int | None, bool]:
+    """How `index` changes per step of `name` within a run (None: not evenly), and whether it starts at a multiple."""
+    step, multiple = 0, index.constant % lanes == 0
+    for atom, scale in index.terms:
+        inner, aligned = _atom_along(atom, name, lanes)
+        if inner is None:
+            return None, False
+        step += scale * inner
+        multiple = multiple and (aligned or scale % lanes == 0)
+    return step, multiple
+
+
+def _atom_along(atom: Atom, name: str, lanes: int) -> tuple[int | None, bool]:
+    if isinstance(atom, Var):
+        return (1, True) if atom.name == name else (0, lanes == 1)
+    step, multiple = _along(atom.value, name, lanes)
+    fits = step == 0 or step == 1 and multiple and atom.divisor % lanes == 0
+    if not fits:
+        return None, False
+    if isinstance(atom, FloorDiv):
+        return 0, lanes == 1
+    return step, multiple and atom.divisor % lanes == 0
+
+
+def renamed(index: Index, old: str, new: str) -> Index:
+    """`index` with the variable `old` spelled `new`."""
+
+    def rename(atom: Atom) -> Atom:
+        if isinstance(atom, Var):
+            return Var(new, atom.low, atom.high) if atom.name == old else atom
+        return type(atom)(renamed(atom.value, old, new), atom.divisor)
+
+    return Index(tuple((rename(atom), scale) for atom, scale in index.terms), index.constant)
+
+
 def to_c(index: Index) -> str:
     """The expression in C; divisions and remainders are of values that are not negative."""
     parts: list[str] = []

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hlofuse.codegen.dialect import Argument, Dialect, Piece
+from hlofuse.codegen.dialect import Argument, BlockShape, Dialect, Piece
 from hlofuse.codegen.forms import FORMS, choose_form
 from hlofuse.codegen.index_map import linearize
 from hlofuse.codegen.nest import Nest
@@ -92,17 +92,18 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     arguments = [a if a is not None else Argument("IN", "u8", f"unused{k}") for k, a in enumerate(names)]
     for argument, _ in scratch:
         arguments.append(_unique(argument, arguments))
-    threads = written[0].nest.sizing.threads
-    text = dialect.frame(SYMBOL, arguments, threads, pieces)
+    sizing = written[0].nest.sizing
+    block = BlockShape(sizing.threads, sizing.groups, written[0].nest.keeps and not packed)
+    text = dialect.frame(SYMBOL, arguments, block, pieces)
     symbol = f"{_identifier(hint)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    blocks = sum(w.blocks for w in written)
+    blocks = -(-sum(w.blocks for w in written) // block.groups)
     if blocks > MAX_BLOCKS:
         raise EmitError(f"{blocks} blocks, a launch has at most {MAX_BLOCKS}")
     form = "packed" if packed else written[0].form
     work = max(1, sum(w.work for w in written) // max(1, blocks))
-    return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks, threads, counters,
-                      tuple(shape for _, shape in scratch), max(w.nest.shared_bytes for w in written), work,
-                      _launch_aliases(segments, written))
+    return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks,
+                      block.threads * block.groups, counters, tuple(shape for _, shape in scratch),
+                      max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written))
 
 
 def _launch_aliases(segments: Sequence[Segment], written: Sequence[_Written]) -> dict[int, int]:

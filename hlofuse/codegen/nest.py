@@ -5,23 +5,25 @@ innermost axis. The kernel forms (forms.py) are written with these pieces; the t
 """
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hlofuse.codegen.dialect import Argument, Dialect
-from hlofuse.codegen.index_map import Index, Var, constant, delinearize, linearize, to_c, variable
+from hlofuse.codegen.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
 from hlofuse.codegen.sizing import dependent_levels, size_plan
-from hlofuse.codegen.values import Values
+from hlofuse.codegen.values import Scope, Values
 from hlofuse.fusion.plan import Plan
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import identity_of
 from hlofuse.hlo.shape import Shape
 
+FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "counters", "slot", "threadIdx")     # not for a user's array
 MAX_VARIANTS = 16         # how many copies of a loop the cuts of pad and concatenate may make
 
 
@@ -37,6 +39,17 @@ class Reduction:
     names: list[str]
 
 
+@dataclass
+class Run:
+    """Where runs of lanes are written: `before` the lane loop over `variable`, and in it. `words` are the names of the
+    arrays already read as whole runs."""
+
+    before: Scope
+    lanes: Scope
+    variable: str
+    words: dict[tuple[str, Index], str] = field(default_factory=dict)
+
+
 class Nest:
     """One plan in one dialect, while its kernel is written."""
 
@@ -44,14 +57,17 @@ class Nest:
         self.plan, self.dialect = plan, dialect
         self.sizing = size_plan(plan, dialect)
         if threads is not None:   # a packed launch has one block shape for all its segments
-            self.sizing = replace(self.sizing, threads=threads)
+            self.sizing = replace(self.sizing, threads=threads, groups=1)
         computation = plan.computation
         big = max((s.size for i in computation.instructions for s in i.result_shapes), default=1)
         self.index_type = "int" if big < 2**31 - 2**16 else "long long"
         names: dict[Instruction, str] = {}
         self.values = Values(computation, self.index_type, names)
-        for a in plan.axes:
-            self.values.name(a.name)
+        for name in FRAME_NAMES:
+            self.values.name(name)
+        for name in (*(a.name for a in plan.axes), "v"):
+            self.values.name(name)
+            self.values.name(f"{name}0")    # where a run of lanes begins
         for p in computation.parameters:
             names[p] = self.values.name(p.name or "x")
         self.output_names = [self.values.name(f"out_{o.name or o.opcode}" if len(computation.outputs) > 1 else "out")
@@ -63,8 +79,12 @@ class Nest:
         self.counters = 0
         self.shared_bytes = 0
         self.finished: list[Reduction] = []   # whose results are in their lanes' accumulators
-        self._lane = ""
+        self.keeps = False      # whether values wait in registers between passes
+        self.run: Run | None = None
         self._probing = False
+        if dialect.vector_bytes:
+            readers = self.values.element_readers
+            readers.update((p, functools.partial(self._read, p)) for p in computation.parameters)
 
     def arguments(self) -> list[Argument]:
         computation = self.plan.computation
@@ -110,10 +130,7 @@ class Nest:
 
     def lane_variable(self) -> str:
         z = self.sizing
-        if len(z.vector) == 1:
-            return z.vector[0].name
-        self._lane = self._lane or self.values.name("v")
-        return self._lane
+        return z.vector[0].name if len(z.vector) == 1 else "v"
 
     def place_lanes(self, low: int = 0, high: int | None = None) -> None:
         """Sets the vector axes' indices for a lane variable in [low, high)."""
@@ -135,15 +152,43 @@ class Nest:
             if high < bounds[1]:
                 last = str(high) if end == str(bounds[1]) else f"({end} < {high} ? {end} : {high})"
             self.place_lanes(low, high)
-            start = f"{name}0"
-            cast = f"({self.index_type})"
-            with self.block(f"for_tiles<THREADS, LANES>({cast}{first}, {cast}{last}, "
-                            f"[&](const {self.index_type} {start}, const int count) INLINE {{", footer="});"):
-                with self.block("FOR_LANES(l, count) {", (name, "l")):
-                    if self.sizing.vector_size > 1:
-                        self.emit(f"const {self.index_type} {name} = {start} + l;")
-                    write()
+            cast, lanes = f"({self.index_type})", self.sizing.lanes
+            whole = "" if self.sizing.vector_size % lanes or low % lanes or high % lanes else "whole_"
+            with self.block(f"for_{whole}tiles<THREADS, LANES>({cast}{first}, {cast}{last}, "
+                            f"[&](const {self.index_type} {name}0, const int count) INLINE {{", footer="});"):
+                self._lane_loop(write, aligned=low % lanes == 0)
         self.place_lanes()
+
+    def _lane_loop(self, write: Callable[[], None], aligned: bool) -> None:
+        """`write` for each lane of a run, which starts at a multiple of LANES if it is `aligned`."""
+        before, name = self.values.scope, self.lane_variable()
+        with self.block("FOR_LANES(l, count) {", (name, "l")):
+            if aligned and self.dialect.vector_bytes and self.sizing.lanes > 1:
+                self.run = Run(before, self.values.scope, name)
+            if self.sizing.vector_size > 1:
+                self.emit(f"const {self.index_type} {name} = {name}0 + l;")
+            write()
+            self.run = None
+
+    def _words(self, place: Index) -> tuple[Run, str] | None:
+        """Where to write an access to a whole run, and where that begins in memory; None if this element, here, is not
+        one of neighbors."""
+        run = self.run
+        if run is None or self.values.scope is not run.lanes or not is_run(place, run.variable, self.sizing.lanes):
+            return None
+        return run, to_c(renamed(place, run.variable, f"{run.variable}0"))
+
+    def _read(self, p: Instruction, index: tuple[Index, ...]) -> str:
+        """One element of a parameter, in a run that is read as words where all lanes read neighbors."""
+        name, place = self.names[p], linearize(index, p.dims)
+        words = self._words(place)
+        if words is None:
+            return f"{name}[{to_c(place)}]"
+        run, start = words
+        if (name, place) not in run.words:
+            run.words[name, place] = self.values.name(f"{name}_lanes")
+            run.before.lines.append(f"const auto {run.words[name, place]} = read_lanes<LANES>({name}, {start}, count);")
+        return f"{run.words[name, place]}[l]"
 
     @property
     def steps(self) -> int:
@@ -154,12 +199,11 @@ class Nest:
         """As `tiles` over the whole row, but with `slot`, the place of a run among those of its thread."""
         z, name, t = self.sizing, self.lane_variable(), self.index_type
         self.place_lanes()
-        with self.block(f"for_kept_tiles<THREADS, LANES, {self.steps}>(({t}){z.vector_size}, "
+        self.keeps = True
+        whole = "" if z.vector_size % z.lanes else "whole_"
+        with self.block(f"for_kept_{whole}tiles<THREADS, LANES, {self.steps}>(({t}){z.vector_size}, "
                         f"[&](const {t} {name}0, const int count, const int slot) INLINE {{", footer="});"):
-            with self.block("FOR_LANES(l, count) {", (name, "l")):
-                if z.vector_size > 1:
-                    self.emit(f"const {t} {name} = {name}0 + l;")
-                write()
+            self._lane_loop(write, aligned=True)
 
     def cuts(self, write: Callable[[], None], bounds: tuple[int, int]) -> list[int]:
         v = self.values
@@ -237,9 +281,16 @@ class Nest:
     def store(self, k: int) -> None:
         output = self.plan.computation.outputs[k]
         index = self.plan.canonical(output, self.where)
-        value = self.value(output, index)
-        place = to_c(linearize(index, output.dims))
-        self.emit(f"{self.output_names[k]}[{place}] = {store_expr(value, output.element_type)};")
+        value = store_expr(self.value(output, index), output.element_type)
+        name, place = self.output_names[k], linearize(index, output.dims)
+        words = self._words(place)
+        if words is None:
+            self.emit(f"{name}[{to_c(place)}] = {value};")
+            return
+        run, start = words
+        lanes = self.values.name(f"{name}_lanes")
+        run.before.lines.append(f"auto {lanes} = write_lanes<LANES>({name}, {start}, count);")
+        self.emit(f"{lanes}[l] = {value};")
 
     def value(self, i: Instruction, index: tuple[Index, ...]) -> str:
         return self.values.at(i, index)
@@ -279,7 +330,7 @@ class Nest:
         self.emit(f"fold_threads<THREADS>({', '.join([r.reducer, *(f'{a}[0]' for a in r.names)])});")
         if r.late_init:
             self.emit(f"{r.reducer}({', '.join([*(f'{a}[0]' for a in r.names), *r.late_init])});")
-        self.shared_bytes += 32 * 8 * len(r.names) if self.sizing.threads > 1 else 0
+        self.shared_bytes += 32 * 8 * len(r.names) if self.sizing.threads > 32 else 0
         return [f"{a}[0]" for a in r.names]
 
     def publish(self, r: Reduction, results: Sequence[str]) -> None:

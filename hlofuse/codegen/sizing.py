@@ -21,6 +21,7 @@ class Sizing:
     lanes: int
     tile: int
     chunks: int
+    groups: int = 1     # items that share a block
 
     @property
     def vector_size(self) -> int:
@@ -52,7 +53,7 @@ def size_plan(plan: Plan, dialect: Dialect) -> Sizing:
         size *= inner[cut].size
     vector, rest = inner[cut:], inner[:cut]
     if not plan.levels:
-        return _size_loop(rest, vector, dialect)
+        return _size_loop(plan, rest, vector, dialect)
     if plan.lanes_reduced:
         return _size_row(plan, other, rest, vector, dialect)
     return _size_column(plan, rest, other, vector, dialect)
@@ -66,9 +67,23 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
-def _size_loop(outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
+def _fitting_lanes(plan: Plan, outer: tuple[Axis, ...], size: int, lanes: int, dialect: Dialect) -> int:
+    """As many lanes as make aligned words of every line of `size` elements. An odd line has one, so that neighbor
+    threads read neighbors."""
+    lanes = min(lanes, _power_of_two(size))
+    if not dialect.vector_bytes:
+        return lanes
+    arrays = [*plan.computation.parameters, *plan.computation.outputs]
+    widest = max((a.array.dtype.itemsize for a in arrays if a.array.size > 1), default=1)
+    lanes = max(1, min(lanes, dialect.vector_bytes // widest))
+    while math.prod(a.size for a in outer) > 1 and size % lanes:
+        lanes //= 2
+    return lanes
+
+
+def _size_loop(plan: Plan, outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
     size = math.prod(a.size for a in vector)
-    lanes = min(dialect.lanes, _power_of_two(size))
+    lanes = _fitting_lanes(plan, outer, size, dialect.lanes, dialect)
     threads = 1 if dialect.threads == 1 else min(dialect.threads, round_up(-(-size // lanes), 32))
     tile = size if size <= dialect.tile_elements * 3 // 2 else dialect.tile_elements
     return Sizing(outer, (), vector, threads, lanes, max(tile, 1), 1)
@@ -77,18 +92,23 @@ def _size_loop(outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Diale
 def _size_row(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],
               dialect: Dialect) -> Sizing:
     size = math.prod(a.size for a in vector)
-    lanes = min(dialect.row_lanes, _power_of_two(size))
+    lanes = _fitting_lanes(plan, (*outer, *loop), size, dialect.row_lanes, dialect)
+    rows = math.prod(a.size for a in outer)
     threads = 1
     if dialect.max_row_threads > 1:
         wanted = _power_of_two(-(-size // (lanes * 4)))
-        threads = min(dialect.max_row_threads, max(32, wanted))
-    rows = math.prod(a.size for a in outer)
+        least = 32 if rows * 32 < dialect.split_below * dialect.group_threads else 8
+        threads = min(dialect.max_row_threads, max(least, wanted))
     total = size * math.prod(a.size for a in loop)
     chunks = 1
     if can_split(plan) and rows < dialect.split_below and total >= 4 * dialect.chunk_elements:
         chunks = min(1024 // max(1, rows) if rows < 1024 else 1, total // dialect.chunk_elements)
-        threads = min(threads, dialect.threads)
-    return Sizing(outer, loop, vector, threads, lanes, size, max(1, chunks))
+        threads = min(dialect.threads, max(threads, 32))
+    groups = 1
+    if chunks <= 1 and 1 < threads <= 32:
+        while threads * groups < dialect.group_threads and rows >= 2 * groups * dialect.split_below:
+            groups *= 2
+    return Sizing(outer, loop, vector, threads, lanes, size, max(1, chunks), groups)
 
 
 def _size_column(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],

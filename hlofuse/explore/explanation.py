@@ -19,8 +19,9 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
     """Text for people: one paragraph per cluster, one line per edge."""
     names = instruction_names(fused.graph.computation)
     lines = [f"{_count(len(clusters), 'kernel')} on {device.name}; {_search(fused)}", ""]
+    kernel_names = instruction_names(fused.computation)
     for cluster in clusters:
-        lines.extend(_cluster(fused, cluster, device))
+        lines.extend(_cluster(kernel_names[cluster.instruction], cluster, device))
     lines.append("producer -> consumer: what became of the edge")
     lines.extend(f"  {names[_instruction(fused, d.producer)]} -> {names[_instruction(fused, d.consumer)]}: "
                  f"{_decision(fused, d, names)}" for d in explain_edges(fused.coloring))
@@ -36,11 +37,11 @@ def _search(fused: Fused) -> str:
     return f"chosen by {statistics.method}, predicted {fused.coloring.predicted_cost:.2f} us in all"
 
 
-def _cluster(fused: Fused, cluster: Any, device: DeviceSpec) -> Iterator[str]:
+def _cluster(name: str, cluster: Any, device: DeviceSpec) -> Iterator[str]:
     cost, body = cluster.cost, cluster.instruction.attrs["calls"]
     inside = [i for i in body.instructions if i.opcode not in ("parameter", "constant", "tuple")]
     how = f"form {cluster.form}" if cluster.segments else f"runs through JAX ({cluster.refusal})"
-    yield f"{cluster.name}: {how}"
+    yield f"{name}: {how}"
     yield (f"  {_count(len(inside), 'instruction')}, {cost.flops:.4g} operations W, {cost.bytes} bytes Q, "
            f"intensity W/Q {cost.intensity:.3g}, about {cost.registers} registers")
     kept = sum(s.byte_size for i in inside if i not in body.outputs for s in i.result_shapes)
@@ -84,7 +85,7 @@ def _no_plan(fused: Fused, d: EdgeDecision, names: Any) -> str:
         fused.costs.estimate(frozenset().union(*(k.members for k in homes)),
                              frozenset().union(*(k.outputs for k in homes)))
     except Refusal as refusal:
-        return f"{refusal.rule}: {refusal}"
+        return f"{refusal.rule}: {refusal.text(names)}"
     return "shape: no kernel form covers both"
 
 

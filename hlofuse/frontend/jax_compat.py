@@ -18,6 +18,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 from jax._src import config as jax_config
+from jax._src import core as jax_core
 from jax._src import source_info_util, traceback_util
 from jax._src.interpreters import ad as jax_ad
 from jax._src.interpreters import batching as jax_batching
@@ -87,6 +88,11 @@ def _cacheable(fun: Callable) -> Callable:
 
 def is_jit_disabled() -> bool:
     return bool(jax_config.disable_jit.value)
+
+
+def is_tracing() -> bool:
+    """False outside of all traces: where JAX calls a jitted function itself, as `jax_debug_nans` does."""
+    return not jax_core.trace_state_clean()
 
 
 # ---------------------------------------------------------------- jaxprs

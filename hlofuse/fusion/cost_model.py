@@ -2,8 +2,8 @@
 
 T = T_launch + max(work of each unit / its rate, bytes / (bandwidth * efficiency)). An operand that several members
 share counts once, a slice or gather what it reads, and efficiency falls when registers or the number of blocks leave
-too few bytes in flight (Little's law). The same walk decides legality: a set of members without a plan is a `Refusal` that
-names the rule.
+too few bytes in flight (Little's law). The same walk decides legality: a set of members without a plan is a `Refusal`
+that names the rule.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hlofuse.fusion.axes import Axes
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
 from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, Refusal, reduced_size
+from hlofuse.fusion.registers import quick_registers
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import Shape
@@ -179,7 +180,7 @@ class KernelCosts:
         masks = self._mask
         for v in outs:
             if masks[v] != domain and masks[v] != parallel:
-                raise Refusal("shape", f"{self.graph.vertices[v].instruction!r} covers other axes than the kernel")
+                raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
         sites = self._sites(order, chosen, outs, scheduled, domain)
         return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
 
@@ -201,7 +202,7 @@ class KernelCosts:
             if axes.mask(other.operands[0]) == domain and reduced_mask(other, axes) == reduced:
                 scheduled.append(v)
             elif self._reduced[v] > NESTED_REDUCTION or v in outs:
-                raise Refusal("producer-consumer", f"{other!r} reduces other axes than {instruction!r}")
+                raise Refusal("producer-consumer", "{} reduces other axes than {}", other, instruction)
         return scheduled, domain, reduced
 
     def _sites(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int],
@@ -218,13 +219,13 @@ class KernelCosts:
             if not places:
                 continue   # nothing reads it: a clone that is not needed
             if len(places) > MAX_SITES:
-                raise Refusal("producer-consumer", f"{self.graph.vertices[v].instruction!r} would be computed at "
-                                                   f"{len(places)} places, the limit is {MAX_SITES}")
+                raise Refusal("producer-consumer", "{} would be computed at "
+                              f"{len(places)} places, the limit is {MAX_SITES}", self.graph.vertices[v].instruction)
             if v in rows and len(places) > 1:
-                raise Refusal("producer-consumer", f"{self.graph.vertices[v].instruction!r} is read at another place "
-                                                   "than where it is reduced")
+                raise Refusal("producer-consumer", "{} is read at another place than where it is reduced",
+                              self.graph.vertices[v].instruction)
             if 0 in places and self._mask[v] & ~domain:
-                raise Refusal("shape", f"{self.graph.vertices[v].instruction!r} has axes that the kernel has not")
+                raise Refusal("shape", "{} has axes that the kernel has not", self.graph.vertices[v].instruction)
             statements += len(places)
             for k, (target, how, often) in enumerate(self._edges[v]):
                 inside = sites.setdefault(target, {})
@@ -293,7 +294,7 @@ class KernelCosts:
                 moved += again
         rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate, "div": device.div_rate}
         compute = max(work[u] / rates[u] for u in UNITS)
-        registers = self._registers(order, sites)
+        registers = self._registers(order, chosen, outs, scheduled, inner >= 0 and bool(reduced >> inner & 1), sites)
         memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
         time = device.launch_us + max(compute, memory) + OVERLAP_LOSS * min(compute, memory)
         return CostEstimate(time, device.launch_us, compute, memory, int(moved), sum(work.values()), registers, partial,
@@ -347,9 +348,13 @@ class KernelCosts:
             return self._inner_atom(self.graph.vertices[scheduled[0]].instruction.operands[0])
         return self._inner[outs[0]]
 
-    def _registers(self, order: Sequence[int], sites: dict[int | Instruction, dict[int, int]]) -> int:
-        arrays = sum(1 for s in sites if not isinstance(s, int))
-        return 18 + 2 * arrays + min(200, len(order) // 2)
+    def _registers(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int],
+                   is_row: bool, sites: dict[int | Instruction, dict[int, int]]) -> int:
+        form = "loop" if not scheduled else "row" if is_row else "column"
+        inputs = sum(self._size[s] > 1 if isinstance(s, int) else s.array.size > 1 for s in sites if s not in chosen)
+        special = sum(self._ops[v][0] in ("special", "div") for v in order)
+        wide = any(self._ops[v][2] > 1 for v in order)
+        return quick_registers(form, inputs, len(outs), len(order), special, len(scheduled), wide)
 
     def _efficiency(self, registers: int, threads: float) -> float:
         """The share of the bandwidth that the bytes in flight can use."""

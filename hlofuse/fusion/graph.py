@@ -1,9 +1,9 @@
 """The fusion graph of a computation: vertices to color, and what the cost of a kernel needs to know of each.
 
 A vertex is an instruction (a reduction of several results together with its get-tuple-elements). Free instructions
-(constants, iota, index maps) have no vertex: they are written at each use, and only a broadcast or a transpose that must
-exist in memory is one. A reshape in memory is nothing but another view of its operand. Fixed vertices stand alone:
-library calls, control flow, opaque operations and what no kernel can compute.
+(constants, iota, index maps) have no vertex: they are written at each use, and only a broadcast or a transpose that
+must exist in memory is one. A reshape in memory is nothing but another view of its operand. Fixed vertices stand
+alone: library calls, control flow, opaque operations and what no kernel can compute.
 """
 from __future__ import annotations
 

@@ -23,11 +23,23 @@ AXIS_NAMES = ("i", "j", "k", "m", "n", "p", "q", "r", "s", "t", "u", "w")
 
 
 class Refusal(Exception):
-    """Why instructions cannot share a kernel: `rule` is one of the five legality rules, the message has the numbers."""
+    """Why instructions cannot share a kernel: `rule` is one of the five legality rules, the message has the numbers.
 
-    def __init__(self, rule: str, message: str) -> None:
-        super().__init__(message)
+    `instructions` fill the message's braces only when somebody reads it: the search refuses thousands of times.
+    """
+
+    def __init__(self, rule: str, message: str, *instructions: Instruction) -> None:
+        super().__init__(rule, message, *instructions)
         self.rule = rule
+        self.message = message
+        self.instructions = instructions
+
+    def __str__(self) -> str:
+        return self.message.format(*map(repr, self.instructions))
+
+    def text(self, names: Mapping[Instruction, str]) -> str:
+        """The message with the names that a text gives to the instructions."""
+        return self.message.format(*(names.get(i, repr(i)) for i in self.instructions))
 
 
 @dataclass(frozen=True)
@@ -101,11 +113,11 @@ def make_plan(computation: Computation) -> Plan:
     for r in scheduled:
         for other in r.operands[1:len(r.operands) // 2]:
             if analysis.dims(other) != analysis.dims(r.operands[0]):
-                raise Refusal("shape", f"the operands of {r!r} lie along different axes")
+                raise Refusal("shape", "the operands of {} lie along different axes", r)
     for output in outputs:
         mask = masks[output]
         if mask not in (domain, parallel):
-            raise Refusal("shape", f"{output!r} covers other axes than the kernel's domain")
+            raise Refusal("shape", "{} covers other axes than the kernel's domain", output)
     levels = _levels(instructions, scheduled)
     order = _order(computation, analysis, masks, domain, reduced, scheduled)
     axes = _merge(instructions, analysis, masks, order, reduced)
@@ -118,7 +130,7 @@ def _check_axes(value: Instruction, analysis: Axes) -> None:
     atoms = analysis.atoms(value)
     shape = value.result_shapes[0]
     if len(set(atoms)) != len(atoms) or math.prod(analysis.size(a) for a in atoms) != shape.size:
-        raise Refusal("shape", f"the axes of {value!r} do not reach each of its elements once")
+        raise Refusal("shape", "the axes of {} do not reach each of its elements once", value)
 
 
 def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
@@ -140,7 +152,7 @@ def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mappin
         if operand == domain and operand & ~_result_mask(i, analysis) == reduced:
             scheduled.append(i)
         elif reduced_size(i) > NESTED_REDUCTION:
-            raise Refusal("producer-consumer", f"{i!r} reduces other axes than {main!r}")
+            raise Refusal("producer-consumer", "{} reduces other axes than {}", i, main)
     return scheduled, domain, reduced
 
 

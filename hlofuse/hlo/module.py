@@ -1,8 +1,8 @@
 """Module, Computation, Instruction: the HLO graph.
 
-Nodes are frozen and compared by identity; a rewrite makes new nodes and shares the rest. Names are hints: printing gives
-the unique ones in post-order, so that text is stable. Instructions of a computation are what its root reaches (and its
-`effects`, which stay whether or not the root reads them), in post-order.
+Nodes are frozen and compared by identity; a rewrite makes new nodes and shares the rest. Names are hints: printing
+gives the unique ones in post-order, so that text is stable. Instructions of a computation are what its root reaches
+(and its `effects`, which stay whether or not the root reads them), in post-order.
 """
 from __future__ import annotations
 

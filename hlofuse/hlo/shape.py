@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -101,7 +101,7 @@ class TupleShape:
         return "(" + ", ".join(map(str, self.elements)) + ")"
 
 
-AnyShape = Union[Shape, TupleShape]
+AnyShape = Shape | TupleShape
 TOKEN = Shape("token")
 
 

@@ -7,7 +7,7 @@ can be traced by JAX. A type of 64 bits is computed as such even where JAX's x64
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,11 @@ def set_opaque_evaluator(evaluator: OpaqueEvaluator) -> None:
 
 def evaluate_instruction(instruction: Instruction, operands: Sequence[Any]) -> Any:
     """The instruction's value on the values of its operands: an array, or a tuple."""
+    with _wide_types([instruction]):
+        return _value(instruction, operands)
+
+
+def _value(instruction: Instruction, operands: Sequence[Any]) -> Any:
     meaning = TO_JAX.get(instruction.opcode)
     if meaning is None:
         raise HlofuseError(f"{instruction.opcode} has no meaning as jax.lax: {instruction!r} cannot be evaluated")
@@ -44,7 +49,7 @@ def evaluate_instruction(instruction: Instruction, operands: Sequence[Any]) -> A
 
 def evaluate_computation(computation: Computation, arguments: Sequence[Any]) -> list[Any]:
     """The results of a computation, one array each: the operands of a tuple root, or the root itself."""
-    with _wide_types(computation):
+    with _wide_types(computation.instructions):
         value = _root_value(computation, arguments)
     return list(value) if isinstance(computation.root.shape, TupleShape) else [value]
 
@@ -61,30 +66,27 @@ def _root_value(computation: Computation, arguments: Sequence[Any]) -> Any:
     values: dict[Instruction, Any] = dict(zip(computation.parameters, arguments, strict=True))
     for instruction in computation.instructions:
         if instruction not in values:
-            values[instruction] = evaluate_instruction(instruction, [values[o] for o in instruction.operands])
+            values[instruction] = _value(instruction, [values[o] for o in instruction.operands])
     return values[computation.root]
 
 
-def _wide_types(computation: Computation) -> contextlib.AbstractContextManager[Any]:
-    """x64 mode for a program that needs it, such as one with a random bit generator's 64-bit state."""
-    if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 or not _has_wide_types(computation):
+def _wide_types(instructions: Iterable[Instruction]) -> contextlib.AbstractContextManager[Any]:
+    """x64 mode for what needs it, such as a random bit generator's 64-bit state, perhaps only inside a loop's body."""
+    if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 or not _has_wide_types(instructions):
         return contextlib.nullcontext()
     return jax.enable_x64(True)
 
 
-def _has_wide_types(computation: Computation) -> bool:
+def _has_wide_types(instructions: Iterable[Instruction]) -> bool:
     seen: set[Computation] = set()
-    stack = [computation]
+    stack = [instructions]
     while stack:
-        current = stack.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        for instruction in current.instructions:
+        for instruction in stack.pop():
             if _is_wide(instruction.shape):
                 return True
-            if instruction.attrs:
-                stack.extend(instruction.called)
+            called = [c for c in instruction.called if c not in seen] if instruction.attrs else []
+            seen.update(called)
+            stack.extend(c.instructions for c in called)
     return False
 
 

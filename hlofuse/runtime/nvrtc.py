@@ -27,6 +27,7 @@ INSTALL_HINT = "NVRTC is not installed: pip install 'hlofuse[cuda13]' (or the wh
 _WORKERS = 2  # NVRTC serializes much of its work: more threads gain nothing
 _UNIT_NAME, _PRELUDE_NAME = "kernel.cu", "prelude.cuh"
 _EXCERPTS = 5
+_BOUNDS = re.compile(r"(?<=__launch_bounds__)\((\d+)\)")
 _PTXAS_REPORT = "--ptxas-options=-v"
 
 
@@ -48,6 +49,10 @@ class KernelResources:
     spill_loads: int
     shared_bytes: int
     stack_bytes: int
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_stores + self.spill_loads > 0
 
 
 @dataclass(frozen=True)
@@ -102,9 +107,19 @@ def compile_many(
     """Compile (or find) kernels, several to a unit; for each symbol, the binary of the unit that it lies in.
 
     `prelude` is put once before the kernels of a unit. One faulty kernel fails alone. Without NVRTC all of them fail.
+    ptxas may spill only to let more threads run; such a kernel is compiled again with room for one block.
     """
     if (reason := nvrtc_available()) is not None:
         return {source.symbol: BuildFailure(source.symbol, reason) for source in sources}
+    result = _compile_units(sources, arch, cache, prelude, options)
+    spilling = [s for s in sources if isinstance(b := result[s.symbol], CudaBinary) and b.kernels[s.symbol].spills]
+    roomy = [CudaSource(s.symbol, t) for s in spilling if (t := _BOUNDS.sub(r"(\1, 1)", s.text)) != s.text]
+    return {**result, **_compile_units(roomy, arch, cache, prelude, options)}
+
+
+def _compile_units(
+    sources: Sequence[CudaSource], arch: str, cache: KernelCache, prelude: str, options: Sequence[str]
+) -> dict[str, CudaBinary | BuildFailure]:
     context = digest("cuda", str(nvrtc_version()), arch, prelude, *CUDA_FLAGS, *options)
 
     def compile_unit(unit: Sequence[KernelSource]) -> bytes:

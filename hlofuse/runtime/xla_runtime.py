@@ -9,8 +9,8 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hlofuse.codegen.dialect import HOST
@@ -40,22 +40,25 @@ class HostKernel:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What `Compiled.kernels` shows of a cluster."""
+    """What `Compiled.kernels` shows of a cluster. `problem`: why it runs through JAX after all; None if it does not."""
 
     name: str
     form: str
-    sources: dict[str, str]
+    sources: dict[str, str] = field(repr=False)
     launch: dict[str, tuple[int, int]]
     registers: int
     shared_bytes: int
+    problem: str | None = None
 
 
 class Executable:
     """A compiled program. Call it with flat operands while JAX traces; it returns the flat results."""
 
-    def __init__(self, compilation: Any, built: dict[Instruction, HostKernel]) -> None:
+    def __init__(self, compilation: Any, built: Mapping[Instruction, HostKernel],
+                 problems: Mapping[Instruction, str]) -> None:
         self.compilation = compilation
         self.built = built
+        self.problems = problems     # of the kernels that could not be built
 
     def __call__(self, *operands: Any, donated: frozenset[int] = frozenset()) -> list[Any]:
         entry: Computation = self.compilation.fused.entry
@@ -84,11 +87,13 @@ class Executable:
         for c in self.compilation.clusters:
             if c.segments:
                 code = c.kernel
-                found.append(KernelInfo(c.name, c.form, code.sources, code.launch, c.cost.registers, code.shared_bytes))
+                found.append(KernelInfo(c.name, c.form, code.sources, code.launch, code.registers, code.shared_bytes,
+                                        self.problems.get(c.instruction)))
         return tuple(found)
 
     def explain(self) -> str:
-        return self.compilation.explain()
+        problems = [f"{i.name} runs through JAX: {problem}" for i, problem in self.problems.items()]
+        return "\n".join([*problems, self.compilation.explain()])
 
 
 def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
@@ -136,24 +141,26 @@ def build_executable(compilation: Any, platform: str) -> Executable:
         if c.segments:
             texts[c.instruction] = c.text_in("host")
     if platform != "cpu" or not texts:
-        return Executable(compilation, {})
+        return Executable(compilation, {}, {})
     prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
     if reason is not None:
-        _complain("toolchain", f"{len(texts)} kernels run as plain JAX: {reason}")
-        return Executable(compilation, {})
+        _complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
+        return Executable(compilation, {}, dict.fromkeys(texts, reason))
     sources = [HostSource(t.symbol, t.text) for t in texts.values()]
     loaded = build_host_kernels(sources, HOST.prelude, default_cache())
     built: dict[Instruction, HostKernel] = {}
+    problems: dict[Instruction, str] = {}
     for instruction, text in texts.items():
         kernel = loaded[text.symbol]
         if not isinstance(kernel, LoadedKernel):
             _complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
+            problems[instruction] = kernel.message
             continue
         key = int(text.digest[:16], 16)
         register_kernel(key, kernel.address, text.blocks, max(1, TASK_WORK // text.work), text.counters)
         built[instruction] = HostKernel(text, key)
-    return Executable(compilation, built)
+    return Executable(compilation, built, problems)
 
 
 def _complain(key: str, message: str) -> None:
