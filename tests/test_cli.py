@@ -301,3 +301,9 @@ def test_explanations_use_the_names_of_the_text():
     kernels = [line for line in text.splitlines() if ": form " in line]
     assert len(kernels) == len(set(kernels)) > 1
     assert "reduces other axes than reduce" in text and "<" not in text
+
+
+def test_stablehlo_is_recognized(folder, capsys):
+    (folder / "stable.mlir").write_text("module @jit_f {\n}\n")
+    assert cli.main(["explain", "stable.mlir"]) == 2
+    assert ".as_text('hlo')" in capsys.readouterr().err

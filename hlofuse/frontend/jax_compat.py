@@ -7,6 +7,7 @@ difference is a line here, chosen by what JAX offers, not by its version number.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax._src import checkify, source_info_util, traceback_util
 from jax._src import config as jax_config
 from jax._src import core as jax_core
-from jax._src import source_info_util, traceback_util
 from jax._src.interpreters import ad as jax_ad
 from jax._src.interpreters import batching as jax_batching
 from jax._src.interpreters import partial_eval
@@ -197,6 +198,7 @@ def register_call_primitive(name: str, *, batch: Callable, lower: Callable) -> A
     partial_eval.dce_rules[primitive] = _drop_dead_results
     jet_rules: dict[Any, Callable] = jax_jet.jet_rules
     jet_rules[primitive] = _jet
+    checkify.error_checks[primitive] = _check_errors
     # Not cacheable: a cached lowering is emitted apart from its caller, and would not see which operands are donated.
     # One rule for all platforms: JAX 0.10 to 0.12 cannot combine several rules that are not cacheable.
     mlir.register_lowering(primitive, partial(_lower, lower), cacheable=False)
@@ -213,6 +215,16 @@ def register_sparse_rule(primitive: Any) -> None:
         return transform.eval_sparse(jaxpr.jaxpr, [], values, environment)
 
     transform.sparse_rules_bcoo[primitive] = sparsify
+
+
+_CHECKS_HAVE_CONTEXT = "ctx" in inspect.signature(checkify.checkify_jaxpr).parameters  # from JAX 0.12 on
+
+
+def _check_errors(*arguments: Any, jaxpr: Any, **params: Any) -> tuple[Any, Sequence[Any]]:
+    """Under `checkify`, which would find no errors inside of a primitive that it does not know."""
+    context, arguments = arguments[:_CHECKS_HAVE_CONTEXT], arguments[_CHECKS_HAVE_CONTEXT:]
+    error, enabled_errors, *operands = arguments
+    return checkify.checkify_jaxpr(*context, jaxpr, enabled_errors, error, *operands)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, **params: Any) -> tuple[list, list]:

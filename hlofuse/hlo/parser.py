@@ -26,6 +26,7 @@ _OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
 _OPERANDS = re.compile(r"([^()\[\]{}\"]*)\)")
 _OPERAND = re.compile(r"\s*%?(" + NAME + r")\s*(?=[,)])")
 _ATTRIBUTE = re.compile(r"\s*,\s*([A-Za-z_][\w\-]*)\s*=\s*")
+_STABLEHLO = re.compile(r"(?=module\b)")
 _MODULE = re.compile(r"\s*HloModule\s+%?([^\s,]+)")
 _LINE = re.compile(r"[^\n]*")
 _COMPUTATION = re.compile(r"\s*(ENTRY\s+)?%?(" + NAME + r")\s*(?=[{(])")
@@ -51,7 +52,8 @@ class _Parser:
         scan = self.scan
         head = scan.match(_MODULE)
         if head is None:
-            scan.fail("expected 'HloModule', a name, and then computations")
+            hint = " (StableHLO? Ask JAX for .as_text('hlo'))" if scan.match(_STABLEHLO) else ""
+            scan.fail(f"expected 'HloModule', a name, and then computations{hint}")
         scan.match(_LINE)  # layouts, aliases, partitions: nothing of the values
         self.tables.read(scan)
         entry: Computation | None = None
