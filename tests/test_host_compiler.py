@@ -280,6 +280,6 @@ def test_explain_and_kernels_say_what_could_not_be_built(monkeypatch):
     monkeypatch.setattr(xla_runtime, "find_compiler", lambda: None)
     monkeypatch.setattr(xla_runtime, "_warned", set())
     with pytest.warns(hlofuse.HlofuseWarning, match="1 kernel.s. run as plain JAX: no C.. compiler"):
-        compiled = hlofuse.jit(lambda a: a * 2 + 1).lower(jax.numpy.ones(4)).compile()
+        compiled = hlofuse.jit(lambda a: a * 2 + 1).lower(jax.numpy.ones(400)).compile()
     assert [k.problem for k in compiled.kernels] == ["no C++ compiler was found"]
     assert compiled.explain().startswith("add_fusion runs through JAX: no C++ compiler was found")

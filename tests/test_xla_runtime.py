@@ -65,7 +65,7 @@ def test_a_kernel_that_does_not_build_falls_back_with_one_warning(monkeypatch):
 def test_a_kernel_that_does_not_build_is_an_error_in_strict_mode(monkeypatch):
     monkeypatch.setattr(xla_runtime, "build_host_kernels", broken_builder)
     with pytest.raises(hlofuse.HlofuseError, match="no such register"):
-        hlofuse.jit(lambda x: jnp.cos(x) * 5.0 + x)(np.ones(7, np.float32))
+        hlofuse.jit(lambda x: jnp.cos(x) * 5.0 + x)(np.ones(700, np.float32))
 
 
 def test_results_are_the_same_bits_every_time_and_with_one_thread():
@@ -132,3 +132,10 @@ def test_memory_is_not_given_away_while_a_later_result_reads_it():
     results = hlofuse.jit(f, donate_argnums=(0, 1))(jnp.asarray(x), jnp.asarray(y))
     for got, want in zip(results, f(x, y), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_work_that_is_less_than_a_call_is_left_to_xla():
+    compiled = hlofuse.jit(lambda x: x + 1).lower(np.ones(8, np.float32)).compile()
+    assert "less than a call" in compiled.kernels[0].problem
+    assert "custom-call" not in compiled.as_text()
+    assert hlofuse.jit(lambda x: x + 1).lower(np.ones(800, np.float32)).compile().kernels[0].problem is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,12 @@ class KernelText:
     def digest(self) -> str:
         """Of the text and the launch: kernels with one digest are the same. `work` decides the grain of their tasks."""
         launch = (self.blocks, self.threads, self.counters, self.work)
-        return hashlib.sha256(f"{launch}\0{self.text}".encode()).hexdigest()
+        return hashlib.sha256(f"{launch}\0{self.code}".encode()).hexdigest()
+
+    @property
+    def code(self) -> str:
+        """The text without its comments, which name lines of the user's files: what is compiled, and cached."""
+        return without_comments(self.text)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     sizing = written[0].nest.sizing
     block = BlockShape(sizing.threads, sizing.groups, written[0].nest.keeps and not packed)
     text = dialect.frame(SYMBOL, arguments, block, pieces)
-    symbol = f"{_identifier(hint)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    symbol = f"{_identifier(hint)}_{hashlib.sha256(without_comments(text).encode()).hexdigest()[:12]}"
     blocks = -(-sum(w.blocks for w in written) // block.groups)
     if blocks > MAX_BLOCKS:
         raise EmitError(f"{blocks} blocks, a launch has at most {MAX_BLOCKS}")
@@ -161,6 +167,10 @@ def _aliases(w: _Written) -> dict[int, int]:
                 found[n] = k
                 break
     return found
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r" *//[^\n]*", "", text)
 
 
 def _identifier(hint: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hlofuse.fusion.axes import Axes
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
 from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, Refusal, reduced_size
@@ -57,7 +56,26 @@ class CostEstimate:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """An operand of a vertex: the number of the value, which operand, and how often it is evaluated elsewhere than at
+    the reader's own place (0: there)."""
+
+    target: int
+    operand: int
+    often: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Of a reduction: the atoms of what it reads, those that it folds, and the innermost one."""
+
+    domain: int
+    reduced: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
 class _KernelShape:
     """`passes` over the domain; `kept`: what a row reads stays with its block; `cached`: it stays in the L2 cache."""
 
@@ -78,16 +96,28 @@ class KernelCosts:
         self.is_output, self.is_fixed = graph.is_output, graph.is_fixed
         self.launch_cost = device.launch_us
         axes = graph.axes
-        self._mask = [axes.mask(v.instruction) for v in graph.vertices]
-        self._size = [size_of_mask(m, axes) for m in self._mask]
-        self._reduced = [reduced_size(v.instruction) if v.instruction.opcode == "reduce" else 0 for v in graph.vertices]
-        self._ops = [_ops(v.instruction) for v in graph.vertices]
-        self._atom_sizes = [axes.size(a) for a in range(len(axes._size))]
+        instructions = [v.instruction for v in graph.vertices]
+        self._arrays: dict[Instruction, int] = {}   # numbers of what vertices read from memory, behind the vertices'
+        self._edges = [self._edge_kinds(i) for i in instructions]
+        values = [*instructions, *self._arrays]
+        self._mask = [axes.mask(i) for i in values]
+        self._inner = [self._inner_atom(i) for i in values]
+        self._itemsize = [_itemsize(i) for i in values]
+        self._size = [size_of_mask(m, axes) for m in self._mask[:self.num_vertices]]
+        self._size += [i.shape.size if isinstance(i.shape, Shape) else 1 for i in self._arrays]
         self._bytes = [sum(r.shape.byte_size for r in v.results) for v in graph.vertices]
-        self._inner = [self._inner_atom(v.instruction) for v in graph.vertices]
+        self._bytes += [i.shape.byte_size for i in self._arrays]
+        self._reduced = [reduced_size(i) if i.opcode == "reduce" else 0 for i in instructions]
+        self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
+                      for v, i in enumerate(instructions) if i.opcode == "reduce"}
+        self._ops = [_ops(i) for i in instructions]
+        self._special = {v for v, (unit, _, _) in enumerate(self._ops) if unit in ("special", "div")}
+        self._wide = {v for v, (_, _, wide) in enumerate(self._ops) if wide > 1}
+        self._rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate,
+                       "div": device.div_rate}
+        self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
         self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION)
                             for v, fixed in enumerate(self.is_fixed)]
-        self._edges = [self._edge_kinds(v.instruction) for v in graph.vertices]
         self.shared_inputs = self._shared_inputs()
         self._sizes: dict[int, int] = {}
         self.forbidden: list[frozenset[int]] = []
@@ -96,9 +126,8 @@ class KernelCosts:
         atoms = self.graph.axes.atoms(i)
         return atoms[-1] if atoms else -1
 
-    def _edge_kinds(self, i: Instruction) -> list[tuple[int | Instruction, str, int]]:
-        """(what is read, how, how often): "same" place, or "shift": elsewhere, evaluated so many times."""
-        found: list[tuple[int | Instruction, str, int]] = []
+    def _edge_kinds(self, i: Instruction) -> list[_Edge]:
+        found: list[_Edge] = []
         axes = self.graph.axes
         arrays = i.operands if i.opcode != "reduce" else i.operands[:len(i.operands) // 2]
         for k, operand in enumerate(arrays):
@@ -109,18 +138,18 @@ class KernelCosts:
                 source = source.operands[0]
             if source.opcode == "iota" or (source.opcode == "constant" and not source.array.rank):
                 continue
-            target: int | Instruction = self.graph.vertex_of.get(source, -1)
+            target = self.graph.vertex_of.get(source, -1)
             if target == -1 or source in self.graph.free:
-                target = source
+                target = self._arrays.setdefault(source, self.num_vertices + len(self._arrays))
             inline = i.opcode == "reduce" and 0 < reduced_size(i) <= INLINE_REDUCTION
             if not shifted and not inline:
-                found.append((target, "same", 0))
+                found.append(_Edge(target, k, 0))
             else:
                 size = through.array.size
                 result = i.result_shapes[0].size
                 often = result if i.opcode in ("gather", "dynamic-slice", "reshape") or k and i.opcode == "gather" \
                     else size if inline else min(size, result)
-                found.append((target, "shift", often))
+                found.append(_Edge(target, k, often))
         return found
 
     def _shared_inputs(self) -> list[list[int]]:
@@ -135,6 +164,8 @@ class KernelCosts:
     # --- what the coloring asks ---------------------------------------------------------------------------------------
 
     def conflict(self, u: int, v: int) -> bool:
+        if not (self._reduced[u] and self._reduced[v]):
+            return False
         a, b = self.graph.vertices[u].instruction, self.graph.vertices[v].instruction
         return conflicting_reductions(a, b, self.graph.axes)
 
@@ -143,9 +174,13 @@ class KernelCosts:
         return self._is_loop(a) and self._is_loop(b)
 
     def _is_loop(self, members: frozenset[int]) -> bool:
-        if any(self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION for v in members):
-            return False
-        return sum(len(self.graph.externals[v]) + len(self.operands[v]) + 1 for v in members) <= MAX_PACKED_ARGUMENTS
+        return sum([self._arguments[v] for v in members]) <= MAX_PACKED_ARGUMENTS
+
+    def _packed_arguments(self, v: int) -> int:
+        """How many arguments a vertex may have in a segment; too many where it cannot be in one."""
+        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION:
+            return MAX_PACKED_ARGUMENTS + 1
+        return len(self.graph.externals[v]) + len(self.operands[v]) + 1
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         try:
@@ -181,7 +216,7 @@ class KernelCosts:
         for v in outs:
             if masks[v] != domain and masks[v] != parallel:
                 raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
-        sites = self._sites(order, chosen, outs, scheduled, domain)
+        sites = self._sites(order, outs, scheduled, domain)
         return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
 
     def _domain(self, order: Sequence[int], outs: Sequence[int]) -> tuple[list[int], int, int]:
@@ -192,23 +227,21 @@ class KernelCosts:
                 raise Refusal("shape", "the results have different domains")
             return [], domains.pop(), 0
         main = large[-1]
-        axes: Axes = self.graph.axes
-        instruction = self.graph.vertices[main].instruction
-        domain = axes.mask(instruction.operands[0])
-        reduced = reduced_mask(instruction, axes)
+        domain, reduced = self._rows[main].domain, self._rows[main].reduced
         scheduled = []
         for v in large:
-            other = self.graph.vertices[v].instruction
-            if axes.mask(other.operands[0]) == domain and reduced_mask(other, axes) == reduced:
+            rows = self._rows[v]
+            if rows.domain == domain and rows.reduced == reduced:
                 scheduled.append(v)
             elif self._reduced[v] > NESTED_REDUCTION or v in outs:
-                raise Refusal("producer-consumer", "{} reduces other axes than {}", other, instruction)
+                raise Refusal("producer-consumer", "{} reduces other axes than {}",
+                              self.graph.vertices[v].instruction, self.graph.vertices[main].instruction)
         return scheduled, domain, reduced
 
-    def _sites(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int],
-               domain: int) -> dict[int | Instruction, dict[int, int]]:
+    def _sites(self, order: Sequence[int], outs: Sequence[int], scheduled: Sequence[int],
+               domain: int) -> dict[int, dict[int, int]]:
         """For each value that the kernel reads or computes: at which places, and how many elements at each."""
-        sites: dict[int | Instruction, dict[int, int]] = {}
+        sites: dict[int, dict[int, int]] = {}
         total = self._mask_size(domain)
         rows = set(scheduled)
         for v in (*outs, *scheduled):
@@ -227,18 +260,18 @@ class KernelCosts:
             if 0 in places and self._mask[v] & ~domain:
                 raise Refusal("shape", "{} has axes that the kernel has not", self.graph.vertices[v].instruction)
             statements += len(places)
-            for k, (target, how, often) in enumerate(self._edges[v]):
-                inside = sites.setdefault(target, {})
+            for edge in self._edges[v]:
+                inside = sites.setdefault(edge.target, {})
                 if v in rows:
                     inside[0] = max(inside.get(0, 0), total)
-                    continue
-                for place, count in places.items():
-                    if how == "same":
-                        inside[place] = max(inside.get(place, 0), count)
-                    else:
-                        key = hash((v, k, place)) | 1
+                elif not edge.often:
+                    for place, count in places.items():
+                        if inside.get(place, -1) < count:
+                            inside[place] = count
+                else:
+                    for place, count in places.items():
                         scale = max(1, count // max(1, self._size[v])) if self._size[v] else 1
-                        inside[key] = often * scale
+                        inside[hash((v, edge.operand, place)) | 1] = edge.often * scale
         if statements > MAX_STATEMENTS:
             raise Refusal("memory", f"{statements} statements, the limit is {MAX_STATEMENTS}")
         return sites
@@ -250,58 +283,56 @@ class KernelCosts:
         return size
 
     def _weigh(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
-               reduced: int, sites: dict[int | Instruction, dict[int, int]]) -> CostEstimate:
-        device, total = self.device, self._mask_size(domain)
+               reduced: int, sites: dict[int, dict[int, int]]) -> CostEstimate:
+        device, total, masks = self.device, self._mask_size(domain), self._mask
         work = dict.fromkeys(UNITS, 0.0)
         rows = set(scheduled)
-        inner = self._lane_atom(outs, scheduled)
+        inner = self._rows[scheduled[0]].inner if scheduled else self._inner[outs[0]]
         for v in order:
             unit, ops, wide = self._ops[v]
-            if not ops:
+            places = sites.get(v)
+            if not ops or not places:
                 continue
             if v in rows:
-                count: float = total
+                count = total
             else:
-                mask = self._mask[v]
-                count = sum(n if key else (total if inner >= 0 and mask >> inner & 1 else self._size[v])
-                            for key, n in sites.get(v, {}).items())
+                count = sum(places.values())
+                if 0 in places:
+                    count += (total if inner >= 0 and masks[v] >> inner & 1 else self._size[v]) - places[0]
                 if self._reduced[v]:
                     count *= self._reduced[v]
             work[unit] += ops * count * wide
+        inputs = [source for source in sites if source not in chosen]
         moved, penalty = 0.0, 1.0
-        for source, places in sites.items():
-            if isinstance(source, int) and source in chosen:
-                continue
-            size = self._bytes[source] if isinstance(source, int) else source.shape.byte_size
-            count = sum(places.values())
-            item = _itemsize(self.graph.vertices[source].instruction if isinstance(source, int) else source)
-            moved += min(size, count * item)
-            last = self._inner[source] if isinstance(source, int) else self._inner_atom(source)
-            if 0 in places and last >= 0 and last != inner and inner >= 0 and size > moved / 4:
-                axes_mask = self._mask[source] if isinstance(source, int) else self.graph.axes.mask(source)
-                if axes_mask >> inner & 1:
-                    penalty = 1.15
-        moved += sum(self._bytes[v] for v in outs)
-        shape = self._shape(order, chosen, outs, scheduled, domain, reduced, inner)
+        for source in inputs:
+            size, places = self._bytes[source], sites[source]
+            moved += min(size, sum(places.values()) * self._itemsize[source])
+            last = self._inner[source]
+            if last != inner and last >= 0 and inner >= 0 and 0 in places and size > moved / 4 \
+                    and masks[source] >> inner & 1:
+                penalty = 1.15
+        moved += sum([self._bytes[v] for v in outs])
+        shape = self._shape(order, outs, scheduled, domain, reduced, inner)
         partial = shape.partial_bytes
         moved += 2 * partial
-        again = self._reread_bytes(sites, chosen, domain) * (shape.passes - 1)
+        again = sum([self._bytes[s] for s in inputs if masks[s] == domain]) * (shape.passes - 1)
         cached_us = 0.0
         if again and not shape.kept:
             if shape.cached:
                 cached_us = again / device.l2_bandwidth
             else:
                 moved += again
-        rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate, "div": device.div_rate}
-        compute = max(work[u] / rates[u] for u in UNITS)
-        registers = self._registers(order, chosen, outs, scheduled, inner >= 0 and bool(reduced >> inner & 1), sites)
+        compute = max([work[u] / self._rates[u] for u in UNITS])
+        form = "loop" if not scheduled else "row" if inner >= 0 and reduced >> inner & 1 else "column"
+        registers = quick_registers(form, sum([self._size[s] > 1 for s in inputs]), len(outs), len(order),
+                                    len(self._special & chosen), len(scheduled), not self._wide.isdisjoint(chosen))
         memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
         time = device.launch_us + max(compute, memory) + OVERLAP_LOSS * min(compute, memory)
         return CostEstimate(time, device.launch_us, compute, memory, int(moved), sum(work.values()), registers, partial,
                             work)
 
-    def _shape(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
-               reduced: int, inner: int) -> _KernelShape:
+    def _shape(self, order: Sequence[int], outs: Sequence[int], scheduled: Sequence[int], domain: int, reduced: int,
+               inner: int) -> _KernelShape:
         """How the loops of a kernel lie on the device: passes over the domain, threads, what a split leaves behind."""
         total = self._mask_size(domain)
         if not scheduled:
@@ -310,7 +341,7 @@ class KernelCosts:
         below: dict[int, int] = {}
         deepest = 0
         for v in order:
-            level = max((below[u] for u in self.operands[v] if u in chosen), default=0)
+            level = max([0, *[below.get(u, 0) for u in self.operands[v]]])
             if v in rows_of:
                 deepest = max(deepest, level)
                 level += 1
@@ -331,30 +362,6 @@ class KernelCosts:
         active = min(items, device.sm_count * 4)
         return _KernelShape(last + 1, threads * chunks, 4 * len(scheduled) * rows * chunks if chunks > 1 else 0, kept,
                             active * working <= device.l2_bytes // 2)
-
-    def _reread_bytes(self, sites: dict[int | Instruction, dict[int, int]], chosen: set[int], domain: int) -> int:
-        """What each further pass over the domain reads again."""
-        total = 0
-        for source in sites:
-            if isinstance(source, int):
-                if source not in chosen and self._mask[source] == domain:
-                    total += self._bytes[source]
-            elif self.graph.axes.mask(source) == domain:
-                total += source.shape.byte_size
-        return total
-
-    def _lane_atom(self, outs: Sequence[int], scheduled: Sequence[int]) -> int:
-        if scheduled:
-            return self._inner_atom(self.graph.vertices[scheduled[0]].instruction.operands[0])
-        return self._inner[outs[0]]
-
-    def _registers(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int],
-                   is_row: bool, sites: dict[int | Instruction, dict[int, int]]) -> int:
-        form = "loop" if not scheduled else "row" if is_row else "column"
-        inputs = sum(self._size[s] > 1 if isinstance(s, int) else s.array.size > 1 for s in sites if s not in chosen)
-        special = sum(self._ops[v][0] in ("special", "div") for v in order)
-        wide = any(self._ops[v][2] > 1 for v in order)
-        return quick_registers(form, inputs, len(outs), len(order), special, len(scheduled), wide)
 
     def _efficiency(self, registers: int, threads: float) -> float:
         """The share of the bandwidth that the bytes in flight can use."""

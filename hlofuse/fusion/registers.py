@@ -7,6 +7,7 @@ error on ptxas's figures for sm_90; `scripts/calibrate.py` prints the error and 
 """
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ class Model:
     curve: tuple[tuple[float, float], ...]
 
     def __call__(self, facts: Mapping[str, float], most: int = MOST) -> int:
-        need = sum(self.weights.get(name, 0.0) * value for name, value in facts.items())
+        need = sum([self.weights.get(name, 0.0) * value for name, value in facts.items()])
         return round(min(max(self.registers(need), LEAST), most))
 
     def registers(self, need: float) -> float:
@@ -51,6 +52,7 @@ def _estimate(plan: Plan, sizing: Sizing) -> int:
     return PRECISE(plan_facts(plan, sizing), 65536 // max(256, sizing.threads))
 
 
+@functools.lru_cache(maxsize=16384)
 def quick_registers(form: str, inputs: int, outputs: int, members: int, special: int, reductions: int,
                     wide: bool) -> int:
     """The same from counts: `form` is "loop", "row" or "column", `special` how many members are functions or divisions,

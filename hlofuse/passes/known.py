@@ -48,7 +48,7 @@ def same_number(value: Any, number: float) -> bool:
     """Equal, with equal signs of zero; complex numbers in both parts."""
     if value != number:
         return False
-    if isinstance(value, np.complexfloating):
+    if np.iscomplexobj(value):
         return number != 0 or bool(_negative(value.real) == _negative(number) == _negative(value.imag))
     return number != 0 or _negative(value) == _negative(number)
 

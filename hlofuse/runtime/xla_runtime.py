@@ -27,6 +27,7 @@ from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.shim import call_kernel, register_kernel, shim_available
 
 TASK_WORK = 40_000      # operations that are worth a task of their own
+CALL_WORK = 512         # and those that are worth a custom call: XLA writes less into the program itself, faster
 _warned: set[str] = set()
 
 
@@ -58,7 +59,7 @@ class Executable:
                  problems: Mapping[Instruction, str]) -> None:
         self.compilation = compilation
         self.built = built
-        self.problems = problems     # of the kernels that could not be built
+        self.problems = problems     # of the kernels that are not called, and why
 
     def __call__(self, *operands: Any, donated: frozenset[int] = frozenset()) -> list[Any]:
         entry: Computation = self.compilation.fused.entry
@@ -137,20 +138,25 @@ def prepare_toolchain() -> threading.Thread:
 def build_executable(compilation: Any, platform: str) -> Executable:
     """Builds and loads the kernels of a compilation for this machine's CPU."""
     texts: dict[Instruction, KernelText] = {}
+    problems: dict[Instruction, str] = {}
     for c in compilation.clusters:
-        if c.segments:
-            texts[c.instruction] = c.text_in("host")
+        if not c.segments:
+            continue
+        text = c.text_in("host")
+        if text.work * text.blocks < CALL_WORK:
+            problems[c.instruction] = f"{text.work * text.blocks} operations are less than a call costs"
+        else:
+            texts[c.instruction] = text
     if platform != "cpu" or not texts:
-        return Executable(compilation, {}, {})
+        return Executable(compilation, {}, problems)
     prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
     if reason is not None:
         _complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
-        return Executable(compilation, {}, dict.fromkeys(texts, reason))
-    sources = [HostSource(t.symbol, t.text) for t in texts.values()]
+        return Executable(compilation, {}, problems | dict.fromkeys(texts, reason))
+    sources = [HostSource(t.symbol, t.code) for t in texts.values()]
     loaded = build_host_kernels(sources, HOST.prelude, default_cache())
     built: dict[Instruction, HostKernel] = {}
-    problems: dict[Instruction, str] = {}
     for instruction, text in texts.items():
         kernel = loaded[text.symbol]
         if not isinstance(kernel, LoadedKernel):
