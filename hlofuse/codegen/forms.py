@@ -15,6 +15,7 @@ from hlofuse.codegen.index_map import Index, Var, constant, linearize, to_c, var
 from hlofuse.codegen.nest import Nest, Reduction, has_branches
 from hlofuse.codegen.scalar_expr import c_type, storage_type
 from hlofuse.codegen.sizing import round_up
+from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Axis
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
@@ -86,8 +87,14 @@ def _stage(nest: Nest, p: Instruction, across: Axis, inner: Axis, row0: str, col
         nest.emit(f"const {nest.index_type} {across.name} = {row0} + row, {inner.name} = {column0} + column;")
         nest.emit(f"{name}[column * {side + 1} + row] = {nest.names[p]}[{place}];")
     nest.shared_bytes += side * (side + 1) * p.array.dtype.itemsize
-    place = f"{name}[column * {side + 1} + row]"
-    nest.values.element_readers[p] = lambda index: place
+    staged = f"{name}[column * {side + 1} + row]"
+
+    def read(where: tuple[Index, ...]) -> str:
+        if where != index:
+            raise EmitError(f"{p!r} is read at another place than where its tile lies")
+        return staged
+
+    nest.values.element_readers[p] = read
 
 
 @dataclass(frozen=True)
