@@ -110,7 +110,8 @@ class Compilation:
 
     def launches(self) -> LaunchCount:
         """What the device runs, and the bytes that it moves."""
-        return count_launches(self.fused, self.clusters, functools.partial(_count_body, self.device))
+        return count_launches(self.fused, self.clusters, functools.partial(_count_body, self.device),
+                              self.device.dialect == "cuda")
 
 
 class _Stages:
@@ -188,7 +189,8 @@ def _as_segments(segments: Sequence[PlannedSegment]) -> tuple[Segment, ...]:
 def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:
     """The launches of a loop's body or of a branch, fused as a program of its own."""
     fused, clusters = _fuse(body, device)
-    return count_launches(Module("body", fused.computation), clusters, functools.partial(_count_body, device))
+    return count_launches(Module("body", fused.computation), clusters, functools.partial(_count_body, device),
+                          device.dialect == "cuda")
 
 
 # --- what the runtime asks for ----------------------------------------------------------------------------------------

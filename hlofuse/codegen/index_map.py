@@ -44,11 +44,10 @@ class Index:
     constant: int = 0
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.terms, self.constant))
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.terms, self.constant))
+        return known
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
@@ -76,7 +75,7 @@ class Index:
             return Index(self.terms, self.constant + other) if other else self
         if not other.terms:
             return self + other.constant
-        return _sum((*self.terms, *other.terms), self.constant + other.constant)
+        return _sum_of(self, other)
 
     def __sub__(self, other: Index | int) -> Index:
         return self + (-other if isinstance(other, int) else other * -1)
@@ -116,9 +115,18 @@ def _atom_bounds(atom: Atom) -> tuple[int, int]:
     return (low, high) if 0 <= low and high < atom.divisor else (0, atom.divisor - 1)
 
 
+def _size(term: tuple[Atom, int]) -> int:
+    return -abs(term[1])
+
+
 def _key(term: tuple[Atom, int]) -> tuple:
     atom, scale = term
     return (-abs(scale), repr(atom))
+
+
+@lru_cache(maxsize=65536)
+def _sum_of(a: Index, b: Index) -> Index:
+    return _sum((*a.terms, *b.terms), a.constant + b.constant)
 
 
 def _sum(terms: Sequence[tuple[Atom, int]], offset: int) -> Index:
@@ -129,11 +137,15 @@ def _sum(terms: Sequence[tuple[Atom, int]], offset: int) -> Index:
     joined = _rejoin(kept)
     if joined is not None:
         return joined + offset
-    return Index(tuple(sorted(kept, key=_key)) if len(kept) > 1 else tuple(kept), offset)
+    if len(kept) > 1:   # to spell the atoms is dear, and rarely needed
+        kept.sort(key=_size if len({abs(c) for _, c in kept}) == len(kept) else _key)
+    return Index(tuple(kept), offset)
 
 
 def _rejoin(terms: list[tuple[Atom, int]]) -> Index | None:
     """c*k * (v // k) + c * (v % k) => c * v: a linearized index after it was taken apart; None where none matches."""
+    if not any([isinstance(atom, Mod) for atom, _ in terms]):
+        return None
     scales = dict(terms)
     for atom, scale in terms:
         if isinstance(atom, Mod):

@@ -6,6 +6,7 @@ depend on. An operation that reads its operand elsewhere (slice, gather, pad) is
 """
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,9 +64,7 @@ class Values:
     # --- scopes and names -------------------------------------------------------------------------------------------
 
     def name(self, hint: str) -> str:
-        base = re.sub(r"\W+", "_", hint).strip("_") or "value"
-        base = base if not base[0].isdigit() else "v" + base
-        base = base if base not in _RESERVED else base + "_"
+        base = _identifier(hint)
         count = self.used.get(base, 0)
         self.used[base] = count + 1
         return base if not count else self.name(f"{base}_{count}")
@@ -283,6 +282,14 @@ class Values:
         name = self.name(f"reduce_{single}")
         self.root.lines.insert(0, f"const auto {name} = []({parameters}) {{ {''.join(lines)}{stores}}};")
         return name
+
+
+@functools.lru_cache(maxsize=16384)
+def _identifier(hint: str) -> str:
+    """The C identifier that is closest to a name."""
+    base = re.sub(r"\W+", "_", hint).strip("_") or "value"
+    base = base if not base[0].isdigit() else "v" + base
+    return base if base not in _RESERVED else base + "_"
 
 
 def _clamp_expr(operand: Instruction, value: str, high: int, index_type: str) -> str:

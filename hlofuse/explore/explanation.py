@@ -60,12 +60,18 @@ def _decision(fused: Fused, d: EdgeDecision, names: Any) -> str:
         return "recomputed by each reader"
     if d.status == "fused":
         return "fused"
+    if _instruction(fused, d.consumer) in fused.graph.epilogues and d.reason == "fixed":
+        producer = _instruction(fused, d.producer)
+        if producer.opcode == "dot" or producer in fused.graph.epilogues:
+            return "the epilogue of a library call"
     reasons = {"fixed": _fixed, "conflict": _conflict, "cycle": _cycle, "no plan": _no_plan, "no gain": _no_gain}
     return "separate, " + reasons[d.reason or "no plan"](fused, d, names)
 
 
 def _fixed(fused: Fused, d: EdgeDecision, names: Any) -> str:
     alone = d.producer if fused.costs.is_fixed[d.producer] else d.consumer
+    if _instruction(fused, alone) in fused.graph.epilogues:
+        return f"no side effects: {names[_instruction(fused, alone)]} is computed by its dot's library call"
     return f"no side effects: {names[_instruction(fused, alone)]} is a call of its own"
 
 

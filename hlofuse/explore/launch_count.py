@@ -1,14 +1,15 @@
 """What a device runs for a fused module: kernels, library calls, opaque operations, and the bytes that they move.
 
 Loop bodies count times their trips (an unknown trip count once). A library call is one launch if its operands and
-result are plain strided-batched layouts, otherwise its copies count too.
+result are plain strided-batched layouts, otherwise its copies count too; its epilogue is part of it (epilogues.py).
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hlofuse.fusion.epilogues import Epilogue, find_epilogues
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
@@ -38,17 +39,35 @@ class LaunchCount:
         return LaunchCount(self.kernels * times, self.library_calls * times, self.opaque * times, self.bytes * times)
 
 
-def count_launches(module: Module, clusters: Sequence[Any],
-                   count_body: Callable[[Computation], LaunchCount]) -> LaunchCount:
+def count_launches(module: Module, clusters: Sequence[Any], count_body: Callable[[Computation], LaunchCount],
+                   has_library_epilogues: bool) -> LaunchCount:
     """`clusters` have `.instruction` and `.cost`; `count_body` counts a computation that is not fused yet."""
     costs = {c.instruction: c.cost for c in clusters}
     total = LaunchCount()
+    epilogues = find_epilogues(module.entry) if has_library_epilogues else {}
+    absorbed = {m for e in epilogues.values() for m in e.members}
     for i in module.entry.instructions:
-        if i in costs:
+        if i in absorbed or _is_read_only_by(i, absorbed, module.entry):
+            continue
+        if i in epilogues:
+            total += _with_epilogue(epilogues[i], _standing(i, count_body))
+        elif i in costs:
             total += LaunchCount(kernels=1, bytes=costs[i].bytes)
         elif i.opcode not in _FREE and not _is_empty(i) and not is_number(i):
             total += _standing(i, count_body)
     return total
+
+
+def _is_read_only_by(i: Instruction, readers: set[Instruction], entry: Computation) -> bool:
+    """An index map that only epilogues read: they read what it maps."""
+    return i.opcode == "broadcast" and bool(entry.users[i]) and all(u in readers for u in entry.users[i])
+
+
+def _with_epilogue(epilogue: Epilogue, dot: LaunchCount) -> LaunchCount:
+    """The same call, which reads the epilogue's arrays too and writes its result in place of the product."""
+    more = sum(r.shape.byte_size for r in epilogue.reads)
+    change = epilogue.members[-1].shape.byte_size - epilogue.dot.shape.byte_size
+    return replace(dot, bytes=dot.bytes + more + change)
 
 
 def _is_empty(i: Instruction) -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 
 from hlofuse.fusion.exact import color_exactly
 from hlofuse.fusion.greedy import fuse_greedily
-from hlofuse.fusion.improvement import improve, rebuild_pairs
+from hlofuse.fusion.improvement import Trails, improve, rebuild_pairs
 from hlofuse.fusion.packing import pack_launches
 from hlofuse.fusion.partition import Coloring, SearchStatistics
 from hlofuse.fusion.problem import CostMemo, FusionProblem
@@ -41,7 +41,7 @@ def color_graph(
     if method not in METHODS:
         raise ValueError(f"unknown fusion method {method!r}; valid methods: {', '.join(METHODS)}")
     memo = CostMemo(problem)
-    with _collector_paused():
+    with collector_paused():
         return _color(memo, method, min_gain, work_limit)
 
 
@@ -62,7 +62,7 @@ def _color(memo: CostMemo, method: str, min_gain: float, work_limit: int | None)
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Searching makes many sets and no cycles; looking for cycles among them took a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -92,9 +92,10 @@ def _search(memo: CostMemo, min_gain: float, work_limit: int) -> Coloring:
     candidates = {name: [c.copy() if name in improved else c] for name, c in colorings.items()}
     steps: dict[str, Counter[str]] = {name: Counter() for name in colorings}
     stop_at = memo.work + work_limit
+    trails = Trails()
     for i, name in enumerate(improved):
         share = (stop_at - memo.work) // (len(improved) - i + 1)
-        steps[name] = improve(colorings[name], min_gain, memo.work + share)
+        steps[name] = improve(colorings[name], min_gain, memo.work + share, trails)
     best = min(by_promise, key=lambda name: colorings[name].total_cost)
     colorings[best], rebuilt = rebuild_pairs(colorings[best], min_gain, stop_at)
     if rebuilt:

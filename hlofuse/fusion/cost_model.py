@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
@@ -56,8 +57,7 @@ class CostEstimate:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
+class _Edge(NamedTuple):
     """An operand of a vertex: the number of the value, which operand, and how often it is evaluated elsewhere than at
     the reader's own place (0: there)."""
 
@@ -110,6 +110,7 @@ class KernelCosts:
         self._reduced = [reduced_size(i) if i.opcode == "reduce" else 0 for i in instructions]
         self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
+        self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._ops = [_ops(i) for i in instructions]
         self._special = {v for v, (unit, _, _) in enumerate(self._ops) if unit in ("special", "div")}
         self._wide = {v for v, (_, _, wide) in enumerate(self._ops) if wide > 1}
@@ -210,7 +211,7 @@ class KernelCosts:
         for pair in self.forbidden:
             if constrained and pair <= chosen:
                 raise Refusal("memory", "a kernel of these spilled registers")
-        scheduled, domain, reduced = self._domain(order, outs)
+        scheduled, domain, reduced = self._domain(sorted(self._large & chosen), outs)
         parallel = domain & ~reduced
         masks = self._mask
         for v in outs:
@@ -219,8 +220,7 @@ class KernelCosts:
         sites = self._sites(order, outs, scheduled, domain)
         return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
 
-    def _domain(self, order: Sequence[int], outs: Sequence[int]) -> tuple[list[int], int, int]:
-        large = [v for v in order if self._reduced[v] > INLINE_REDUCTION]
+    def _domain(self, large: Sequence[int], outs: Sequence[int]) -> tuple[list[int], int, int]:
         if not large:
             domains = {self._mask[v] for v in outs}
             if len(domains) != 1:
@@ -260,18 +260,22 @@ class KernelCosts:
             if 0 in places and self._mask[v] & ~domain:
                 raise Refusal("shape", "{} has axes that the kernel has not", self.graph.vertices[v].instruction)
             statements += len(places)
-            for edge in self._edges[v]:
-                inside = sites.setdefault(edge.target, {})
+            for target, operand, often in self._edges[v]:
+                inside = sites.get(target)
+                if inside is None:
+                    inside = sites[target] = {}
                 if v in rows:
                     inside[0] = max(inside.get(0, 0), total)
-                elif not edge.often:
+                elif often:
+                    for place, count in places.items():
+                        scale = max(1, count // self._size[v]) if self._size[v] else 1
+                        inside[hash((v, operand, place)) | 1] = often * scale
+                elif inside:
                     for place, count in places.items():
                         if inside.get(place, -1) < count:
                             inside[place] = count
                 else:
-                    for place, count in places.items():
-                        scale = max(1, count // max(1, self._size[v])) if self._size[v] else 1
-                        inside[hash((v, edge.operand, place)) | 1] = edge.often * scale
+                    inside.update(places)
         if statements > MAX_STATEMENTS:
             raise Refusal("memory", f"{statements} statements, the limit is {MAX_STATEMENTS}")
         return sites
@@ -296,11 +300,10 @@ class KernelCosts:
             if v in rows:
                 count = total
             else:
-                count = sum(places.values())
+                count = sum(places.values()) if len(places) > 1 or 0 not in places else places[0]
                 if 0 in places:
                     count += (total if inner >= 0 and masks[v] >> inner & 1 else self._size[v]) - places[0]
-                if self._reduced[v]:
-                    count *= self._reduced[v]
+                count *= self._reduced[v] or 1
             work[unit] += ops * count * wide
         inputs = [source for source in sites if source not in chosen]
         moved, penalty = 0.0, 1.0
@@ -338,15 +341,17 @@ class KernelCosts:
         if not scheduled:
             return _KernelShape(1, total / 4, 0, True, True)
         device, rows_of = self.device, set(scheduled)
-        below: dict[int, int] = {}
+        below: dict[int, int] = {}   # how many reductions deep, where any
         deepest = 0
-        for v in order:
-            level = max([0, *[below.get(u, 0) for u in self.operands[v]]])
+        whole = [v for v in outs if self._mask[v] == domain]
+        for v in order if whole or len(scheduled) > 1 else ():
+            level = max([below.get(u, 0) for u in self.operands[v]], default=0) if below else 0
             if v in rows_of:
                 deepest = max(deepest, level)
                 level += 1
-            below[v] = level
-        last = max([deepest, *(below[v] for v in outs if self._mask[v] == domain)])
+            if level:
+                below[v] = level
+        last = max([deepest, *[below.get(v, 0) for v in whole]])
         rows = max(1, self._mask_size(domain & ~reduced))
         length = max(1, total // rows)
         is_row = inner >= 0 and bool(reduced >> inner & 1)

@@ -6,13 +6,15 @@ A kernel that turns out to have no plan (the search judges by masks, the plan by
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hlofuse.fusion.coloring import color_graph
+from hlofuse.fusion.coloring import collector_paused, color_graph
 from hlofuse.fusion.cost_model import CostEstimate, KernelCosts
 from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.graph import FusionGraph
 from hlofuse.fusion.outline import outline
 from hlofuse.fusion.partition import Coloring, Kernel
@@ -62,7 +64,14 @@ Accept = Callable[[Instruction, Sequence[PlannedSegment]], str | None]
 def fuse_computation(computation: Computation, device: DeviceSpec, method: str = "coloring",
                      accept: Accept = lambda fusion, segments: None) -> Fused:
     """Colors a computation and plans its kernels; `accept` may refuse a launch with a reason."""
-    graph = FusionGraph(computation)
+    with collector_paused():
+        return _fuse(computation, device, method, accept)
+
+
+def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept) -> Fused:
+    # On a GPU the library does more than the product; elsewhere these are instructions like any other.
+    epilogues = find_epilogues(computation) if device.dialect == "cuda" else {}
+    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members])
     costs = KernelCosts(graph, device)
     for last in [False] * (ROUNDS - 1) + [True]:
         coloring = color_graph(costs, method)
@@ -134,12 +143,21 @@ def _restricted(body: Computation, results: Sequence[int]) -> tuple[Computation,
                        new[0] if len(new) == 1 else tuple_of(new)), operands
 
 
+_deep = threading.Lock()
+_deep_limits: list[int] = []    # the process's own limit, once for each thread that is inside
+
+
 @contextmanager
 def deep_recursion() -> Iterator[None]:
-    """Allows recursion along the chains of a kernel."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, DEPTH))
+    """Allows recursion along the chains of a kernel. The limit is the process's: the last thread to leave restores it,
+    and not while another is still deep in a chain."""
+    with _deep:
+        _deep_limits.append(_deep_limits[0] if _deep_limits else sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_deep_limits[0], DEPTH))
     try:
         yield
     finally:
-        sys.setrecursionlimit(limit)
+        with _deep:
+            limit = _deep_limits.pop()
+            if not _deep_limits:
+                sys.setrecursionlimit(limit)

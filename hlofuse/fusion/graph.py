@@ -7,7 +7,7 @@ alone: library calls, control flow, opaque operations and what no kernel can com
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hlofuse.codegen.element_reads import splat_literal
@@ -36,8 +36,10 @@ class Vertex:
 class FusionGraph:
     """Vertices of one computation in post-order, with their edges."""
 
-    def __init__(self, computation: Computation) -> None:
+    def __init__(self, computation: Computation, epilogues: Collection[Instruction] = ()) -> None:
+        """`epilogues` are computed by the library call before them (see epilogues.py): they are fixed too."""
         self.computation = computation
+        self.epilogues = frozenset(epilogues)
         self.axes = Axes(computation.instructions)
         self.vertices: list[Vertex] = []
         self.vertex_of: dict[Instruction, int] = {}
@@ -47,7 +49,7 @@ class FusionGraph:
         self.operands: list[list[int]] = [[] for _ in range(n)]
         self.users: list[list[int]] = [[] for _ in range(n)]
         self.is_output = [False] * n
-        self.is_fixed = [not is_fusible(v.instruction) for v in self.vertices]
+        self.is_fixed = [self._stands_alone(v.instruction) for v in self.vertices]
         self.externals: list[tuple[Instruction, ...]] = [()] * n   # arrays in memory that are not vertices
         self._connect()
 
@@ -77,9 +79,14 @@ class FusionGraph:
             if i.opcode in ("tuple", "get-tuple-element"):
                 if i is not self.computation.root:
                     found.update(i.operands)
+            elif i in self.epilogues:
+                found.update(indexed(o) for o in i.operands)
             elif not is_fusible(i):
                 found.update(o for k, o in enumerate(i.operands) if not is_absorbed(i, k))
         return {viewed(i) for i in found}
+
+    def _stands_alone(self, i: Instruction) -> bool:
+        return i in self.epilogues or not is_fusible(i)
 
     def _is_free(self, i: Instruction) -> bool:
         if i.opcode in ("parameter", "constant"):
@@ -131,9 +138,10 @@ class FusionGraph:
     def _operands_in_memory(self, instruction: Instruction) -> list[Instruction]:
         """The operands of an instruction that no kernel computes, tuples taken apart."""
         found: dict[Instruction, None] = {}
+        through = indexed if instruction in self.epilogues else viewed
         stack = list(reversed(instruction.operands))
         while stack:
-            operand = viewed(stack.pop())
+            operand = through(stack.pop())
             if operand.opcode == "tuple":
                 stack.extend(reversed(operand.operands))
             else:
@@ -160,6 +168,13 @@ class FusionGraph:
 def viewed(i: Instruction) -> Instruction:
     """What a chain of reshapes is a view of."""
     while i.opcode in VIEWS and is_fusible(i):
+        i = i.operands[0]
+    return i
+
+
+def indexed(i: Instruction) -> Instruction:
+    """What a chain of index maps reads."""
+    while i.opcode in FREE_SHAPES and is_fusible(i):
         i = i.operands[0]
     return i
 

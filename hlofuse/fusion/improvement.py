@@ -21,17 +21,42 @@ _COPIED_PER_LOOKUP = 16  # vertices copied in the time of one lookup
 Examined = dict[tuple[str, int], int]
 
 
-def improve(coloring: Coloring, min_gain: float, stop_at: int) -> Counter[str]:
-    """Take steps until none pays or `CostMemo.work` reaches `stop_at`; how many of each kind."""
+class Trails:
+    """What earlier searches passed through: from there a search goes where they went."""
+
+    def __init__(self) -> None:
+        self._known: set[frozenset[object]] = set()
+        self._own: set[frozenset[object]] = set()
+
+    def begin(self) -> None:
+        """Another search starts."""
+        self._known |= self._own
+        self._own = set()
+
+    def meet(self, coloring: Coloring) -> bool:
+        """Whether an earlier search was here; this one was from now on."""
+        state = frozenset((mem, coloring.outputs[k]) for k, mem in coloring.members.items())
+        self._own.add(state)
+        return state in self._known
+
+
+def improve(coloring: Coloring, min_gain: float, stop_at: int, trails: Trails | None = None) -> Counter[str]:
+    """Take steps until none pays, `CostMemo.work` reaches `stop_at` or the way meets an earlier search's; how many of
+    each kind."""
     taken: Counter[str] = Counter()
-    _settle(coloring, min_gain, stop_at, taken, {})
+    if trails is not None:
+        trails.begin()
+    _settle(coloring, min_gain, stop_at, taken, {}, trails)
     return +taken
 
 
-def _settle(coloring: Coloring, min_gain: float, stop_at: int, taken: Counter[str], examined: Examined) -> None:
+def _settle(coloring: Coloring, min_gain: float, stop_at: int, taken: Counter[str], examined: Examined,
+            trails: Trails | None = None) -> None:
     for _ in range(_MAX_SWEEPS):
         before = coloring.clock
         taken["join"] += _join_pairs(coloring, min_gain, stop_at)
+        if trails is not None and trails.meet(coloring):
+            return
         for kind in MOVES:
             taken[kind] += _sweep(coloring, kind, examined, min_gain, stop_at)
         if coloring.clock == before or coloring.memo.work >= stop_at:
@@ -64,17 +89,17 @@ def _join_pairs(coloring: Coloring, min_gain: float, stop_at: int) -> int:
 
 def _sweep(coloring: Coloring, kind: str, examined: Examined, min_gain: float, stop_at: int) -> int:
     """Try one kind of move around every vertex whose surroundings changed since it was last tried."""
-    memo = coloring.memo
+    memo, move = coloring.memo, MOVES[kind]
     taken = 0
     for v in range(memo.problem.num_vertices):
-        if memo.work >= stop_at:
-            break
         if memo.is_fixed[v] or not coloring.copies[v]:
             continue
+        if memo.work >= stop_at:
+            break
         if _last_change(coloring, v) <= examined.get((kind, v), -1):
             continue
         examined[kind, v] = coloring.clock
-        for members in MOVES[kind](coloring, v):
+        for members in move(coloring, v):
             change = coloring.propose(members)
             if change is not None and change.delta < -min_gain and coloring.apply(change):
                 taken += 1
@@ -85,12 +110,9 @@ def _sweep(coloring: Coloring, kind: str, examined: Examined, min_gain: float, s
 def _last_change(coloring: Coloring, v: int) -> int:
     if len(coloring.members) <= FEW_KERNELS:  # then moves look at all kernels
         return coloring.clock
-    changed_at = coloring.changed_at
-    latest = 0
-    for u in (v, *coloring.memo.operands[v], *coloring.memo.users[v]):
-        for k in coloring.copies[u]:
-            latest = max(latest, changed_at[k])
-    return latest
+    changed_at, copies = coloring.changed_at, coloring.copies
+    near = (v, *coloring.memo.operands[v], *coloring.memo.users[v])
+    return max([changed_at[k] for u in near for k in copies[u]])
 
 
 def rebuild_pairs(coloring: Coloring, min_gain: float, stop_at: int) -> tuple[Coloring, int]:

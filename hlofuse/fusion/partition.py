@@ -238,24 +238,22 @@ class Coloring:
         users, must_write = self.memo.users, self.memo.must_write
         while True:
             reads = {k: self._reads_of(mem) for k, mem in new.items()}
+            read = _NONE.union(*reads.values())
             owner: dict[int, int] = {}
             dead: dict[int, set[int]] = {}
             for v in self._touched(new, reads):
                 copies = [k for k in self.copies[v] if k not in new]
                 copies += [k for k, mem in new.items() if v in mem]
-                needed = (
-                    must_write[v]
-                    or any(k not in new for k in self.readers[v])
-                    or any(v in read for read in reads.values())
-                )
+                needed = must_write[v] or v in read or not self.readers[v] <= new.keys()
                 if not needed:
-                    owner[v] = UNOWNED
+                    chosen = UNOWNED
                 elif not copies:
                     return None
                 else:
-                    owner[v] = self.owner[v] if self.owner[v] in copies else min(copies, key=self._place)
+                    chosen = self.owner[v] if self.owner[v] in copies else min(copies, key=self._place)
+                owner[v] = chosen
                 for k in copies:
-                    if k != owner[v] and users[v].isdisjoint(new[k] if k in new else self.members[k]):
+                    if k != chosen and users[v].isdisjoint(new[k] if k in new else self.members[k]):
                         dead.setdefault(k, set()).add(v)
             if not dead:
                 break
@@ -266,11 +264,14 @@ class Coloring:
     def _touched(self, new: Mapping[int, frozenset[int]], reads: Mapping[int, frozenset[int]]) -> list[int]:
         """Vertices whose copies, readers or use within a kernel a change of members may alter."""
         touched: set[int] = set()
+        operands = self.memo.operands
         for k, mem in new.items():
             old = self.members.get(k, _NONE)
-            touched |= (mem ^ old) | (reads[k] ^ self.reads.get(k, _NONE))
-            for v in old - mem:
-                touched |= self.memo.operands[v] & mem
+            touched |= mem ^ old
+            touched |= reads[k] ^ self.reads.get(k, _NONE)
+            if mem:
+                for v in old - mem:
+                    touched |= operands[v] & mem
         return sorted(touched)
 
     def _place(self, k: int) -> tuple[float, int]:

@@ -81,6 +81,7 @@ class _Walk:
 
     def __init__(self, computation: Computation, table: RuleTable) -> None:
         self.table = table
+        self.opcodes = table.plain.keys() | table.reading.keys()
         self.new: dict[Instruction, Instruction] = {}
         self.settled: set[Instruction] = set()
         self.fuel = _FIRINGS_PER_INSTRUCTION * (len(computation.instructions) + 10)
@@ -95,10 +96,11 @@ class _Walk:
 
     def settle(self, original: Instruction) -> None:
         """Finds the final form of an instruction whose operands are settled."""
-        rebuilt = self.relinked(original)
-        replacement = self.fire(rebuilt)
-        if replacement is not None:
-            rebuilt = self.settle_replacement(rebuilt, replacement)
+        rebuilt = self.relinked(original) if self.new else original
+        if rebuilt.opcode in self.opcodes:
+            replacement = self.fire(rebuilt)
+            if replacement is not None:
+                rebuilt = self.settle_replacement(rebuilt, replacement)
         self.settled.add(rebuilt)
         if rebuilt is not original:
             self.new[original] = rebuilt
@@ -145,22 +147,20 @@ class _Walk:
     def relinked(self, instruction: Instruction) -> Instruction:
         """The instruction on the settled forms of its operands."""
         new = self.new
-        for source in (*instruction.operands, *instruction.control) if instruction.control else instruction.operands:
-            if source in new:
-                return with_changes(instruction, operands=[new.get(o, o) for o in instruction.operands],
-                                    control=[new.get(c, c) for c in instruction.control])
-        return instruction
+        if new.keys().isdisjoint(instruction.operands) and new.keys().isdisjoint(instruction.control):
+            return instruction
+        return with_changes(instruction, operands=[new.get(o, o) for o in instruction.operands],
+                            control=[new.get(c, c) for c in instruction.control])
 
     def fire(self, instruction: Instruction) -> Instruction | None:
         """The replacement by the first rule that applies."""
-        plain, reading = self.table.plain.get(instruction.opcode), self.table.reading.get(instruction.opcode)
-        if plain is None and reading is None or instruction.control:
+        if instruction.control:
             return None
-        for rule in plain or ():
+        for rule in self.table.plain.get(instruction.opcode, ()):
             replacement = rule(instruction)
             if replacement is not None:
                 return self.checked(instruction, replacement, rule.__name__)
-        for reading_rule in reading or ():
+        for reading_rule in self.table.reading.get(instruction.opcode, ()):
             replacement = reading_rule(instruction, self.readers)
             if replacement is not None:
                 return self.checked(instruction, replacement, reading_rule.__name__)
