@@ -20,6 +20,7 @@ from hlofuse.explore.explanation import explain_fusion
 from hlofuse.explore.launch_count import LaunchCount, count_launches
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.frontend.trace import trace_function
+from hlofuse.fusion.coloring import collector_paused
 from hlofuse.fusion.cost_model import CostEstimate
 from hlofuse.fusion.devices import DeviceSpec, find_device
 from hlofuse.fusion.fuse import Fused, PlannedSegment, deep_recursion, fuse_computation
@@ -145,6 +146,7 @@ def compile_module(module: Module, options: Options | None = None, device: str |
     return _compile(None, module, options or Options(), device, module.name)
 
 
+@collector_paused()
 def _compile(closed: Any | None, module: Module | None, options: Options, device: str | None, name: str) -> Compilation:
     spec = find_device(device or options.device or DEFAULT_DEVICE)
     stages = _Stages()

@@ -15,7 +15,7 @@ import pytest
 
 from hlofuse import api
 from hlofuse.frontend import jax_compat
-from hlofuse.runtime import primitive
+from hlofuse.runtime import primitive, xla_runtime
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +32,12 @@ def _own_kernel_cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HLOFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("kernel_cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _small_kernels_too(monkeypatch: pytest.MonkeyPatch):
+    """Tests are small: their kernels run even where XLA would be left to do so little."""
+    monkeypatch.setattr(xla_runtime, "CALL_WORK", 0)
 
 
 class EvaluatingExecutable:

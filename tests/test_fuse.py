@@ -5,6 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hlofuse import HlofuseWarning, Options
+from hlofuse.compiler import compile_function
 from hlofuse.fusion.fuse import DEPTH, deep_recursion
 
 
@@ -25,3 +31,14 @@ def test_the_recursion_limit_stays_until_the_last_thread_leaves() -> None:
     leave.set()
     thread.join()
     assert sys.getrecursionlimit() == limit
+
+
+def test_exact_on_a_graph_too_large_for_it_becomes_coloring_with_a_warning() -> None:
+    def chain(x):
+        for k in range(20):
+            x = jnp.tanh(x) * (k + 2.0)
+        return x
+
+    with pytest.warns(HlofuseWarning, match="at most 14 vertices.*use fusion='coloring', which is taken instead"):
+        compilation = compile_function(chain, jax.ShapeDtypeStruct((64,), jnp.float32), options=Options("exact"))
+    assert compilation.fusion.coloring.statistics.method == "coloring"

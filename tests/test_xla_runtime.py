@@ -134,7 +134,8 @@ def test_memory_is_not_given_away_while_a_later_result_reads_it():
         np.testing.assert_array_equal(got, want)
 
 
-def test_work_that_is_less_than_a_call_is_left_to_xla():
+def test_work_that_is_less_than_a_call_is_left_to_xla(monkeypatch):
+    monkeypatch.setattr(xla_runtime, "CALL_WORK", 512)
     compiled = hlofuse.jit(lambda x: x + 1).lower(np.ones(8, np.float32)).compile()
     assert "less than a call" in compiled.kernels[0].problem
     assert "custom-call" not in compiled.as_text()

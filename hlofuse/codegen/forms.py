@@ -166,6 +166,9 @@ def _kept_values(nest: Nest) -> list[_Kept]:
     z, v, dialect = nest.sizing, nest.values, nest.dialect
     if z.loop_size > 1 or len(set(nest.waiting.values())) < 2 or has_branches(nest.plan.computation):
         return []
+    room = dialect.keep_elements // max(1, nest.steps * z.lanes) if z.threads <= ROOMY_THREADS else 0
+    if not room:
+        return []
     needs: dict[int, list[tuple[Instruction, tuple[Index, ...]]]] = {}
     shared = nest.shared_bytes
     with v.dry_run():
@@ -180,7 +183,6 @@ def _kept_values(nest: Nest) -> list[_Kept]:
             for r in p.reductions:
                 nest.publish(r, nest.finish_rows(r))
     nest.shared_bytes = shared
-    room = dialect.keep_elements // max(1, nest.steps * z.lanes) if z.threads <= ROOMY_THREADS else 0
     found: list[_Kept] = []
     for level, keys in needs.items():
         for key in keys:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from hlofuse.errors import HlofuseWarning
 from hlofuse.fusion.coloring import collector_paused, color_graph
 from hlofuse.fusion.cost_model import CostEstimate, KernelCosts
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
+from hlofuse.fusion.exact import TooLargeError
 from hlofuse.fusion.graph import FusionGraph
 from hlofuse.fusion.outline import outline
 from hlofuse.fusion.partition import Coloring, Kernel
@@ -74,7 +77,7 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
     graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members])
     costs = KernelCosts(graph, device)
     for last in [False] * (ROUNDS - 1) + [True]:
-        coloring = color_graph(costs, method)
+        coloring = _color(costs, method)
         launches = [launch for launch in coloring.launches
                     if not any(costs.is_fixed[v] for kernel in launch for v in kernel.members)]
         outlined = outline(graph, [_union(launch) for launch in launches])
@@ -89,6 +92,14 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
             break
         costs.forbidden.extend(refused)
     return Fused(outlined.computation, tuple(planned), graph, costs, coloring)
+
+
+def _color(costs: KernelCosts, method: str) -> Coloring:
+    try:
+        return color_graph(costs, method)
+    except TooLargeError as error:
+        warnings.warn(f"{error}, which is taken instead", HlofuseWarning, stacklevel=2)
+        return color_graph(costs)
 
 
 def _union(launch: Sequence[Kernel]) -> tuple[frozenset[int], frozenset[int]]:
