@@ -7,10 +7,12 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from hlofuse import HlofuseWarning, Options
 from hlofuse.compiler import compile_function
+from hlofuse.fusion.cost_model import MAX_ACCUMULATORS
 from hlofuse.fusion.fuse import DEPTH, deep_recursion
 
 
@@ -42,3 +44,14 @@ def test_exact_on_a_graph_too_large_for_it_becomes_coloring_with_a_warning() -> 
     with pytest.warns(HlofuseWarning, match="at most 14 vertices.*use fusion='coloring', which is taken instead"):
         compilation = compile_function(chain, jax.ShapeDtypeStruct((64,), jnp.float32), options=Options("exact"))
     assert compilation.fusion.coloring.statistics.method == "coloring"
+
+
+@pytest.mark.parametrize("device", ["h200", "host"])
+@pytest.mark.parametrize(("reduction", "accumulators"), [(jnp.sum, 1), (jnp.argmax, 2)])
+def test_a_kernel_has_a_bounded_number_of_accumulators(device, reduction, accumulators) -> None:
+    x = np.ones((4, 4096), np.float32)
+    found = compile_function(lambda x: [reduction(x * k, axis=1) for k in range(50)], x, device=device)
+    results = [len(c.instruction.result_shapes) for c in found.clusters]
+    assert sum(results) == 50
+    assert max(results) * accumulators <= MAX_ACCUMULATORS
+    assert len(results) <= -(-50 * accumulators // (MAX_ACCUMULATORS // 2))

@@ -22,6 +22,7 @@ from hlofuse.hlo.shape import Shape
 MAX_MEMBERS = 400        # instructions of one kernel
 MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
+MAX_ACCUMULATORS = 32    # of the scheduled reductions: each has one in every lane, in registers, and compilers slow down
 OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
 UNITS = ("fp", "int", "special", "div")
@@ -212,6 +213,9 @@ class KernelCosts:
             if constrained and pair <= chosen:
                 raise Refusal("memory", "a kernel of these spilled registers")
         scheduled, domain, reduced = self._domain(sorted(self._large & chosen), outs)
+        accumulators = sum([len(self.graph.vertices[v].instruction.operands) // 2 for v in scheduled])
+        if accumulators > MAX_ACCUMULATORS:
+            raise Refusal("memory", f"{accumulators} accumulators, the limit is {MAX_ACCUMULATORS}")
         parallel = domain & ~reduced
         masks = self._mask
         for v in outs:
