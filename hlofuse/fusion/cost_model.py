@@ -22,7 +22,7 @@ from hlofuse.hlo.shape import Shape
 MAX_MEMBERS = 400        # instructions of one kernel
 MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
-MAX_ACCUMULATORS = 32    # of the scheduled reductions: each has one in every lane, in registers, and compilers slow down
+MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
 OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
 UNITS = ("fp", "int", "special", "div")
