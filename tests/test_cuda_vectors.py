@@ -79,6 +79,15 @@ def test_an_unaligned_shift_is_read_element_by_element():
     assert accesses(text) == {"ld", "ld.v4", "st.v4"}
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("width, stored", [(300, "st.v4"), (64, "st.v4"), (1024, "st.v4"), (7, "st")])
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+def test_a_gathered_row_is_found_before_it_is_read(width, stored, mode):
+    """Rows shorter than a run of threads are flattened: then the row's number is known in the lanes only."""
+    text = kernel(lambda x, i: jnp.take(x, i, axis=0, mode=mode) * 2, ((100, width), "float32"), ((50,), "int32"))
+    assert stored in accesses(text), text.text
+
+
 @pytest.mark.parametrize("rows, length", [(20_000, 128), (20_001, 64), (9000, 500), (64, 128)])
 def test_short_rows_share_a_block(rows, length):
     text = kernel(softmax, ((rows, length), "float32"))

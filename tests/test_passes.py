@@ -29,6 +29,7 @@ from hlofuse.passes import PIPELINE, run_passes
 from hlofuse.passes.constant_folding import SCALAR_FOLDERS, constant_folding
 from hlofuse.passes.dot_canonicalizer import is_plain_layout
 from hlofuse.passes.inline_calls import LARGEST_MODULE, inline_calls
+from hlofuse.passes.known import same_number
 from hlofuse.passes.reshape_mover import common_factors
 from hlofuse.passes.rewrite import RewriteLoopError, RuleTable, rewrite
 
@@ -410,3 +411,15 @@ def test_inlined_effects_keep_their_order():
     assert [e.name for e in module.entry.effects] == ["first", "inner1", "inner2", "second"]
     assert [[c.name for c in e.control] for e in module.entry.effects] == [[], ["first"], ["inner1"], ["inner2"]]
     assert module.entry.root.opcode == "negate"
+
+
+@pytest.mark.parametrize("number, same, other", [
+    (complex(-0.0, -0.0), complex(-0.0, -0.0), complex(-0.0, 0.0)),
+    (0.0, complex(0.0, 0.0), complex(0.0, -0.0)),
+    (np.complex64(complex(0.0, -0.0)), complex(0.0, -0.0), complex(0.0, 0.0)),
+    (1j, 1j, 1.0),
+    (2.0, 2.0, complex(2, 1)),
+])
+def test_complex_zeros_have_two_signs(number, same, other):
+    assert same_number(np.complex64(same), number)
+    assert not same_number(np.complex64(other), number)

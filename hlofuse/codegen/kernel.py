@@ -22,7 +22,7 @@ from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import Shape
 
 SYMBOL = "KERNEL_SYMBOL"
-MAX_BLOCKS = 2**31 - 1
+MAX_ITEMS = 2**31 - 1     # BLOCK is an int, also where several items share a block of the machine
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +102,10 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     block = BlockShape(sizing.threads, sizing.groups, written[0].nest.keeps and not packed)
     text = dialect.frame(SYMBOL, arguments, block, pieces)
     symbol = f"{_identifier(hint)}_{hashlib.sha256(without_comments(text).encode()).hexdigest()[:12]}"
-    blocks = -(-sum(w.blocks for w in written) // block.groups)
-    if blocks > MAX_BLOCKS:
-        raise EmitError(f"{blocks} blocks, a launch has at most {MAX_BLOCKS}")
+    items = sum(w.blocks for w in written)
+    blocks = -(-items // block.groups)
+    if items > MAX_ITEMS:
+        raise EmitError(f"{items} blocks, a launch has at most {MAX_ITEMS}")
     form = "packed" if packed else written[0].form
     work = max(1, sum(w.work for w in written) // max(1, blocks))
     return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks,

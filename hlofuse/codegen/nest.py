@@ -24,6 +24,7 @@ from hlofuse.hlo.opcode import identity_of
 from hlofuse.hlo.shape import Shape
 
 FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "counters", "slot", "threadIdx")     # not for a user's array
+MAX_INT_INDEX = 2**31 - 2**21    # the last chunk of a split ends up to (1024 chunks of 1024 elements) behind the array
 MAX_VARIANTS = 16         # how many copies of a loop the cuts of pad and concatenate may make
 
 
@@ -60,7 +61,7 @@ class Nest:
             self.sizing = replace(self.sizing, threads=threads, groups=1)
         computation = plan.computation
         big = max((s.size for i in computation.instructions for s in i.result_shapes), default=1)
-        self.index_type = "int" if big < 2**31 - 2**16 else "long long"
+        self.index_type = "int" if big < MAX_INT_INDEX else "long long"
         names: dict[Instruction, str] = {}
         self.values = Values(computation, self.index_type, names)
         for name in FRAME_NAMES:
@@ -176,6 +177,8 @@ class Nest:
         run = self.run
         if run is None or self.values.scope is not run.lanes or not is_run(place, run.variable, self.sizing.lanes):
             return None
+        if any(v.name in run.lanes.variables for v in place.variables if v.name != run.variable):
+            return None     # a row of a gather, which each lane finds for itself
         return run, to_c(renamed(place, run.variable, f"{run.variable}0"))
 
     def _read(self, p: Instruction, index: tuple[Index, ...]) -> str:

@@ -211,7 +211,7 @@ class KernelCosts:
         chosen = set(order)
         for pair in self.forbidden:
             if constrained and pair <= chosen:
-                raise Refusal("memory", "a kernel of these spilled registers")
+                raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
         scheduled, domain, reduced = self._domain(sorted(self._large & chosen), outs)
         accumulators = sum([len(self.graph.vertices[v].instruction.operands) // 2 for v in scheduled])
         if accumulators > MAX_ACCUMULATORS:

@@ -44,13 +44,14 @@ def is_constant_like(instruction: Instruction) -> bool:
     return instruction.opcode == "constant"
 
 
-def same_number(value: Any, number: float) -> bool:
-    """Equal, with equal signs of zero; complex numbers in both parts."""
+def same_number(value: Any, number: complex) -> bool:
+    """Equal, with equal signs of zero; complex values in both parts (a real `number` is what both are)."""
     if value != number:
         return False
-    if np.iscomplexobj(value):
-        return number != 0 or bool(_negative(value.real) == _negative(number) == _negative(value.imag))
-    return number != 0 or _negative(value) == _negative(number)
+    if number != 0 or not np.iscomplexobj(value):
+        return number != 0 or _negative(value) == _negative(number)
+    real, imaginary = (number.real, number.imag) if np.iscomplexobj(number) else (number, number)
+    return _negative(value.real) == _negative(real) and _negative(value.imag) == _negative(imaginary)
 
 
 def _negative(value: Any) -> bool:
