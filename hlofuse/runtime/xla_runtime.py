@@ -27,6 +27,7 @@ from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.shim import call_kernel, register_kernel, shim_available
 
 TASK_WORK = 40_000      # operations that are worth a task of their own
+MAX_TASKS = 64          # of one call: enough to share the work evenly, and long runs of memory for each thread
 CALL_WORK = 512         # and those that are worth a custom call: XLA writes less into the program itself, faster
 _warned: set[str] = set()
 
@@ -164,7 +165,8 @@ def build_executable(compilation: Any, platform: str) -> Executable:
             problems[instruction] = kernel.message
             continue
         key = int(text.digest[:16], 16)
-        register_kernel(key, kernel.address, text.blocks, max(1, TASK_WORK // text.work), text.counters)
+        grain = max(1, TASK_WORK // text.work, text.blocks // MAX_TASKS)
+        register_kernel(key, kernel.address, text.blocks, grain, text.counters)
         built[instruction] = HostKernel(text, key)
     return Executable(compilation, built, problems)
 
