@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
-from random_fusion import random_problem
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
-from hlofuse.fusion.coloring import color_graph
+from random_fusion import random_problem  # noqa: E402
+
+from hlofuse.fusion.coloring import color_graph  # noqa: E402
 
 
 def summary(ratios: list[float]) -> str:
