@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from hlofuse.codegen.dialect import CUDA
-from hlofuse.codegen.index_map import constant, delinearize, floor_div, is_run, linearize, mod, variable
 from hlofuse.codegen.kernel import KernelText
 from hlofuse.compiler import compile_function
+from hlofuse.hlo.index_map import constant, delinearize, floor_div, is_run, linearize, mod, variable
 from hlofuse.runtime.nvrtc import compile_ptx, nvrtc_available
 
 needs_nvrtc = pytest.mark.skipif(nvrtc_available() is not None, reason=str(nvrtc_available()))

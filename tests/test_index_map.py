@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlofuse.codegen.index_map import (
+from hlofuse.hlo.index_map import (
     ZERO,
     Index,
     constant,
@@ -189,7 +189,7 @@ def test_a_position_taken_apart_and_put_together_is_itself():
 
 
 def test_what_may_be_negative_is_never_divided():
-    from hlofuse.codegen.index_map import FloorDiv
+    from hlofuse.hlo.index_map import FloorDiv
 
     with pytest.raises(AssertionError, match="toward zero"):
         to_c(Index(((FloorDiv(var("k", -3, 3), 2), 1),)))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hlofuse.codegen.index_map import ZERO, Condition, Index, Indices, Var, constant, floor_div, reshape_index, to_c
 from hlofuse.codegen.scalar_expr import c_type
+from hlofuse.hlo.index_map import ZERO, Condition, Index, Indices, Var, constant, floor_div, reshape_index, to_c
 from hlofuse.hlo.module import Instruction
 
 if TYPE_CHECKING:

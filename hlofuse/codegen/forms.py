@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from hlofuse.codegen.index_map import Index, Var, constant, linearize, to_c, variable
 from hlofuse.codegen.nest import Nest, Reduction, has_branches
 from hlofuse.codegen.scalar_expr import c_type, storage_type
 from hlofuse.codegen.sizing import round_up
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Axis
+from hlofuse.hlo.index_map import Index, Var, constant, linearize, to_c, variable
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
 

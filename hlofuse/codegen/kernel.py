@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from hlofuse.codegen.dialect import Argument, BlockShape, Dialect, Piece
 from hlofuse.codegen.forms import FORMS, choose_form
-from hlofuse.codegen.index_map import linearize
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Plan
+from hlofuse.hlo.index_map import linearize
 from hlofuse.hlo.module import post_order
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import Shape

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hlofuse.codegen.dialect import Argument, Dialect
-from hlofuse.codegen.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
 from hlofuse.codegen.sizing import dependent_levels, size_plan
 from hlofuse.codegen.values import Scope, Values
 from hlofuse.fusion.plan import Plan
+from hlofuse.hlo.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import identity_of
 from hlofuse.hlo.shape import Shape

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hlofuse.codegen.element_reads import READS, EmitError, splat_literal
-from hlofuse.codegen.index_map import ZERO, Condition, Index, Indices, Var, constant, linearize, to_c, var
 from hlofuse.codegen.prelude import reserved_names
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, scalar_expr
+from hlofuse.hlo.index_map import ZERO, Condition, Index, Indices, Var, constant, linearize, to_c, var
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 

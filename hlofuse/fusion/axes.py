@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hlofuse.codegen.index_map import reshape_groups
+from hlofuse.hlo.index_map import reshape_groups
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape, TupleShape

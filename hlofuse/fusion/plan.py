@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hlofuse.codegen.index_map import Index, delinearize, linearize
 from hlofuse.fusion.axes import Axes
+from hlofuse.hlo.index_map import Index, delinearize, linearize
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
 
