@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hlofuse.codegen.dialect import DIALECTS
-from hlofuse.codegen.kernel import KernelText, Segment, write_kernel
+from hlofuse.codegen.kernel import KernelText, write_kernel
 from hlofuse.codegen.values import EmitError
 from hlofuse.config import Options, dump_directory
 from hlofuse.explore.explanation import explain_fusion
@@ -23,7 +23,8 @@ from hlofuse.frontend.trace import trace_function
 from hlofuse.fusion.coloring import collector_paused
 from hlofuse.fusion.cost_model import CostEstimate
 from hlofuse.fusion.devices import DeviceSpec, find_device
-from hlofuse.fusion.fuse import Fused, PlannedSegment, deep_recursion, fuse_computation
+from hlofuse.fusion.fuse import Fused, deep_recursion, fuse_computation
+from hlofuse.fusion.plan import Segment
 from hlofuse.fusion.registers import estimate_registers
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
@@ -171,21 +172,17 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring"
     """Fuses a computation and writes its kernels, because only what can be written is accepted."""
     texts: dict[Instruction, KernelText] = {}
 
-    def accept(fusion: Instruction, segments: Sequence[PlannedSegment]) -> str | None:
+    def accept(fusion: Instruction, segments: Sequence[Segment]) -> str | None:
         try:
-            texts[fusion] = write_kernel(_as_segments(segments), DIALECTS[device.dialect], fusion.name)
+            texts[fusion] = write_kernel(segments, DIALECTS[device.dialect], fusion.name)
         except EmitError as error:
             return f"producer-consumer: {error}"
         return None
 
     fused = fuse_computation(computation, device, method, accept)
-    clusters = tuple(Cluster(k.instruction, _as_segments(k.segments), k.cost, k.refusal, device,
+    clusters = tuple(Cluster(k.instruction, k.segments, k.cost, k.refusal, device,
                              {device.dialect: texts[k.instruction]} if k.segments else {}) for k in fused.kernels)
     return fused, clusters
-
-
-def _as_segments(segments: Sequence[PlannedSegment]) -> tuple[Segment, ...]:
-    return tuple(Segment(s.plan, s.operands, s.results) for s in segments)
 
 
 def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:

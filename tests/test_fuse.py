@@ -55,3 +55,13 @@ def test_a_kernel_has_a_bounded_number_of_accumulators(device, reduction, accumu
     assert sum(results) == 50
     assert max(results) * accumulators <= MAX_ACCUMULATORS
     assert len(results) <= -(-50 * accumulators // (MAX_ACCUMULATORS // 2))
+
+
+def test_double_precision_costs_what_the_device_has_for_it() -> None:
+    def compute(dtype, device):
+        found = compile_function(lambda x: jnp.sin(x) * x, jax.ShapeDtypeStruct((1 << 20,), dtype), device=device)
+        return found.clusters[0].cost.compute_us
+
+    with jax.enable_x64(True):
+        ratio = {d: compute(jnp.float64, d) / compute(jnp.float32, d) for d in ("h200", "rtx4090")}
+    assert ratio["rtx4090"] > 10 * ratio["h200"] > 1

@@ -15,7 +15,7 @@ from hlofuse.codegen.dialect import Argument, BlockShape, Dialect, Piece
 from hlofuse.codegen.forms import FORMS, choose_form
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.values import EmitError
-from hlofuse.fusion.plan import Plan
+from hlofuse.fusion.plan import Plan, Segment
 from hlofuse.hlo.index_map import linearize
 from hlofuse.hlo.module import post_order
 from hlofuse.hlo.opcode import OPCODES
@@ -23,15 +23,6 @@ from hlofuse.hlo.shape import Shape
 
 SYMBOL = "KERNEL_SYMBOL"
 MAX_ITEMS = 2**31 - 1     # BLOCK is an int, also where several items share a block of the machine
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """One plan of a launch: which of the cluster's operands it reads and which results it writes, by position."""
-
-    plan: Plan
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,6 @@ Primitive = jex.Primitive
 Var = jex.Var
 Tracer = jax.core.Tracer
 
-JAX_VERSION: tuple[int, ...] = jax.__version_info__
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The user's own line, not ours, is what equations and error messages shall name.
 source_info_util.register_exclusion(_PACKAGE)
@@ -123,10 +121,6 @@ def argument_names(closed: Any) -> tuple[str, ...]:
     return tuple(n or "" for n in names) if names is not None and len(names) == count else ("",) * count
 
 
-def function_name(closed: Any) -> str:
-    return closed.jaxpr.debug_info.func_name
-
-
 def drop_dead_code(closed: Any) -> tuple[Any, list[bool]]:
     """`closed` without the equations and operands that no result needs, and which operands it keeps."""
     jaxpr, kept = partial_eval.dce_jaxpr(closed.jaxpr, True)
@@ -168,11 +162,6 @@ def eqn_as_jaxpr(eqn: Any) -> Any:
 def eval_eqn(eqn: Any, *operands: Any) -> list[Any]:
     """Run or trace one equation, on the values of `operand_vars(eqn)`, within the context it was traced in."""
     return jax.core.eval_jaxpr(eqn_as_jaxpr(eqn).jaxpr, [], *operands)
-
-
-def user_line(eqn: Any) -> str:
-    """Where the user wrote it: `file.py:12 (function)`."""
-    return source_info_util.summarize(eqn.source_info)
 
 
 # ---------------------------------------------------------------- a primitive that carries a jaxpr

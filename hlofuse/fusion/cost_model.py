@@ -25,7 +25,8 @@ MAX_STATEMENTS = 3000
 MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
 OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
-UNITS = ("fp", "int", "special", "div")
+UNITS = ("fp", "int", "special", "div", "f64")
+DOUBLE_STEPS = {"special": 20, "div": 8}   # there is no unit for these in double precision: polynomials and iterations
 
 
 @dataclass
@@ -113,10 +114,10 @@ class KernelCosts:
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._ops = [_ops(i) for i in instructions]
-        self._special = {v for v, (unit, _, _) in enumerate(self._ops) if unit in ("special", "div")}
-        self._wide = {v for v, (_, _, wide) in enumerate(self._ops) if wide > 1}
+        self._special = {v for v, i in enumerate(instructions) if OPCODES[i.opcode].unit in ("special", "div")}
+        self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in _arrays(i))}
         self._rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate,
-                       "div": device.div_rate}
+                       "div": device.div_rate, "f64": device.fp64_rate}
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
         self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION)
                             for v, fixed in enumerate(self.is_fixed)]
@@ -189,14 +190,6 @@ class KernelCosts:
             return self.estimate(members, outputs).time_us
         except Refusal:
             return None
-
-    def fixed_cost(self, v: int) -> float:
-        """A library call or an opaque operation: its launch and its operands' and results' bytes."""
-        instruction = self.graph.vertices[v].instruction
-        if OPCODES[instruction.opcode].kind.value == "tuple":
-            return 0.0
-        moved = sum(o.shape.byte_size for o in instruction.operands) + self._bytes[v]
-        return self.device.launch_us + moved / self.device.bandwidth
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
@@ -333,6 +326,8 @@ class KernelCosts:
         form = "loop" if not scheduled else "row" if inner >= 0 and reduced >> inner & 1 else "column"
         registers = quick_registers(form, sum([self._size[s] > 1 for s in inputs]), len(outs), len(order),
                                     len(self._special & chosen), len(scheduled), not self._wide.isdisjoint(chosen))
+        if registers > device.max_registers:
+            raise Refusal("memory", f"about {registers} registers, a thread has at most {device.max_registers}")
         memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
         time = device.launch_us + max(compute, memory) + OVERLAP_LOSS * min(compute, memory)
         return CostEstimate(time, device.launch_us, compute, memory, int(moved), sum(work.values()), registers, partial,
@@ -387,17 +382,24 @@ def _itemsize(i: Instruction) -> int:
     return shape.dtype.itemsize if isinstance(shape, Shape) else 4
 
 
+def _arrays(i: Instruction) -> list[Shape]:
+    return [s for s in i.result_shapes if isinstance(s, Shape) and s.element_type != "token"]
+
+
 def _ops(i: Instruction) -> tuple[str, float, float]:
     """(unit, operations of one element, factor for wide types)."""
     if i.opcode == "reduce":
         body = i.attrs["to_apply"]
-        return "fp", float(max(1, sum(1 for b in body.instructions if b.operands and b.opcode != "tuple"))), \
-            _width(i.result_shapes[0])
-    row = OPCODES[i.opcode]
-    if row.unit not in UNITS:
-        return "int", 0.0, 1.0
-    return row.unit, row.ops, _width(i.result_shapes[0])
+        unit, ops = "fp", float(max(1, sum(1 for b in body.instructions if b.operands and b.opcode != "tuple")))
+    else:
+        row = OPCODES[i.opcode]
+        if row.unit not in UNITS:
+            return "int", 0.0, 1.0
+        unit, ops = row.unit, row.ops
+    element_type = i.result_shapes[0].element_type
+    if element_type in ("f64", "c128") and unit != "int":
+        unit, ops = "f64", ops * DOUBLE_STEPS.get(unit, 1)
+    return unit, ops, _FACTORS.get(element_type, 1.0)
 
 
-def _width(shape: Shape) -> float:
-    return {"f64": 2.0, "c64": 3.0, "c128": 6.0, "s64": 2.0, "u64": 2.0}.get(shape.element_type, 1.0)
+_FACTORS = {"c64": 3.0, "c128": 3.0, "s64": 2.0, "u64": 2.0}

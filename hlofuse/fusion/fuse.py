@@ -21,21 +21,12 @@ from hlofuse.fusion.exact import TooLargeError
 from hlofuse.fusion.graph import FusionGraph
 from hlofuse.fusion.outline import outline
 from hlofuse.fusion.partition import Coloring, Kernel
-from hlofuse.fusion.plan import Plan, Refusal, make_plan
+from hlofuse.fusion.plan import Refusal, Segment, make_plan
 from hlofuse.hlo.builder import parameter, tuple_of, with_operands
 from hlofuse.hlo.module import Computation, Instruction
 
 ROUNDS = 4
 DEPTH = 20_000    # Python frames: planning and writing a kernel recurse along its longest chain
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedSegment:
-    """One plan of a launch, and which of the fusion's operands and results are its own, by position."""
-
-    plan: Plan
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class PlannedKernel:
     packed; none where it runs through JAX, and `refusal` says why), and its predicted cost."""
 
     instruction: Instruction
-    segments: tuple[PlannedSegment, ...]
+    segments: tuple[Segment, ...]
     cost: CostEstimate
     kernels: tuple[Kernel, ...]
     refusal: str | None = None
@@ -61,7 +52,7 @@ class Fused:
     coloring: Coloring
 
 
-Accept = Callable[[Instruction, Sequence[PlannedSegment]], str | None]
+Accept = Callable[[Instruction, Sequence[Segment]], str | None]
 
 
 def fuse_computation(computation: Computation, device: DeviceSpec, method: str = "coloring",
@@ -85,8 +76,8 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
         refused: list[frozenset[int]] = []
         for launch, fusion in zip(launches, outlined.fusions, strict=True):
             segments, reason = _plan(fusion, graph, launch, accept)
-            if not segments and not last and (len(launch) > 1 or len(launch[0].members) > 1):
-                refused.append(_union(launch)[0])
+            if not segments and not last:
+                refused.extend(k.members for k in launch if len(k.members) > 1)
             planned.append(PlannedKernel(fusion, segments, _launch_cost(costs, launch), launch, reason))
         if not refused:
             break
@@ -112,7 +103,7 @@ def _launch_cost(costs: KernelCosts, launch: Sequence[Kernel]) -> CostEstimate:
 
 
 def _plan(fusion: Instruction, graph: FusionGraph, launch: Sequence[Kernel],
-          accept: Accept) -> tuple[tuple[PlannedSegment, ...], str | None]:
+          accept: Accept) -> tuple[tuple[Segment, ...], str | None]:
     body: Computation = fusion.attrs["calls"]
     try:
         segments = tuple(_segments(body, graph, launch))
@@ -123,15 +114,15 @@ def _plan(fusion: Instruction, graph: FusionGraph, launch: Sequence[Kernel],
     return (segments, None) if reason is None else ((), reason)
 
 
-def _segments(body: Computation, graph: FusionGraph, launch: Sequence[Kernel]) -> Iterator[PlannedSegment]:
+def _segments(body: Computation, graph: FusionGraph, launch: Sequence[Kernel]) -> Iterator[Segment]:
     if len(launch) == 1:
-        yield PlannedSegment(make_plan(body), tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
+        yield Segment(make_plan(body), tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
         return
     position = {r: n for n, r in enumerate(r for v in sorted(_union(launch)[1]) for r in graph.vertices[v].results)}
     for kernel in launch:
         results = [position[r] for v in sorted(kernel.outputs) for r in graph.vertices[v].results]
         part, operands = _restricted(body, results)
-        yield PlannedSegment(make_plan(part), operands, tuple(results))
+        yield Segment(make_plan(part), operands, tuple(results))
 
 
 def _restricted(body: Computation, results: Sequence[int]) -> tuple[Computation, tuple[int, ...]]:

@@ -7,7 +7,7 @@ alone: library calls, control flow, opaque operations and what no kernel can com
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hlofuse.codegen.element_reads import splat_literal
@@ -240,7 +240,3 @@ def size_of_mask(mask: int, axes: Axes) -> int:
         size *= axes.size(lowest.bit_length() - 1)
         mask ^= lowest
     return size
-
-
-def bytes_of(instructions: Sequence[Instruction]) -> int:
-    return sum(i.shape.byte_size for i in instructions)

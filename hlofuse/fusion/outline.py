@@ -38,15 +38,10 @@ class _Outliner:
         self.new: dict[Instruction, Instruction] = {}
         self.fusions: dict[int, Instruction] = {}
         self.owner: dict[Instruction, int] = {}
-        self.used_names: dict[str, int] = {}
-        self.outside = self._read_from_memory()
         for k, (_, outputs) in enumerate(kernels):
             for v in outputs:
                 for result in graph.vertices[v].results:
                     self.owner[result] = k
-
-    def _read_from_memory(self) -> set[Instruction]:
-        return set(self.graph.computation.outputs)
 
     def run(self) -> Outlined:
         old = self.graph.computation

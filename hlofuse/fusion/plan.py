@@ -98,6 +98,15 @@ class Plan:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One plan of a launch: which of the cluster's operands it reads and which results it writes, by position."""
+
+    plan: Plan
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
 def make_plan(computation: Computation) -> Plan:
     """The plan of a cluster; `Refusal` where there is none."""
     instructions = computation.instructions

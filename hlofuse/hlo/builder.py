@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hlofuse.hlo.module import NO_ATTRS, NO_METADATA, Computation, Instruction, Metadata
-from hlofuse.hlo.opcode import OPCODES, infer_shape
+from hlofuse.hlo.opcode import infer_shape
 from hlofuse.hlo.shape import AnyShape, Shape, TupleShape, element_type_of
 
 
@@ -83,7 +83,3 @@ def element_of(operand: Instruction, index: int) -> Instruction:
 def computation(name: str, parameters: Sequence[Instruction], root: Instruction,
                 effects: Sequence[Instruction] = ()) -> Computation:
     return Computation(name, tuple(parameters), root, tuple(effects))
-
-
-def is_known(opcode: str) -> bool:
-    return opcode in OPCODES

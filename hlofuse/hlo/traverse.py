@@ -13,7 +13,7 @@ import numpy as np
 
 from hlofuse.hlo import opcode
 from hlofuse.hlo.attributes import printed_attrs
-from hlofuse.hlo.module import Computation, Instruction, Module, post_order
+from hlofuse.hlo.module import Computation, Instruction, Module
 
 
 def has_effect(instruction: Instruction) -> bool:
@@ -218,8 +218,3 @@ def _same_value(x: Any, y: Any, pending: list[tuple[Computation, Computation]]) 
     if isinstance(x, np.ndarray):
         return isinstance(y, np.ndarray) and x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
     return bool(x == y)
-
-
-def reachable(computation: Computation) -> list[Instruction]:
-    """What the root and the effects reach, in post-order: the live instructions, without unread parameters."""
-    return post_order((*computation.effects, computation.root))
