@@ -158,7 +158,7 @@ def _compile(closed: Any | None, module: Module | None, options: Options, device
             module, consts = imported.module, imported.consts
     stages.keep("hlo", module)
     with stages.timed("passes"):
-        optimized = run_passes(module, on_snapshot=stages.keep)
+        optimized = run_passes(module, on_snapshot=stages.keep, dialect=spec.dialect)
     stages.keep("optimized", optimized)
     with stages.timed("fusion"):
         fusion, clusters = _fuse(optimized.entry, spec, options.fusion)

@@ -263,6 +263,9 @@ class KernelCosts:
                     inside = sites[target] = {}
                 if v in rows:
                     inside[0] = max(inside.get(0, 0), total)
+                elif v in self._large:   # a loop inside the thread
+                    for place, count in places.items():
+                        inside[place] = max(inside.get(place, 0), count * self._reduced[v])
                 elif often:
                     for place, count in places.items():
                         scale = max(1, count // self._size[v]) if self._size[v] else 1

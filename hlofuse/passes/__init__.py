@@ -9,6 +9,7 @@ from hlofuse.passes.constant_folding import constant_folding
 from hlofuse.passes.cse import cse
 from hlofuse.passes.dce import dce
 from hlofuse.passes.dot_canonicalizer import dot_canonicalizer
+from hlofuse.passes.dot_operand_layout import dot_operand_layout
 from hlofuse.passes.inline_calls import inline_calls
 from hlofuse.passes.pass_manager import Pass, run_passes
 from hlofuse.passes.reshape_mover import reshape_mover
@@ -21,7 +22,10 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("cast_simplifier", cast_simplifier, "conversions there and back cost bytes and hide equal values"),
     Pass("algebraic_simplifier", algebraic_simplifier, "identities that hold bit for bit"),
     Pass("reshape_mover", reshape_mover, "moves of elements merge, and meet what undoes them"),
-    Pass("dot_canonicalizer", dot_canonicalizer, "a transpose in a dot's dimension numbers is free"),
+    Pass("dot_canonicalizer", dot_canonicalizer, "a transpose in a dot's dimension numbers is free",
+         dialects=("cuda",)),   # XLA:CPU has layouts for that, and is best at dots as they were written
+    Pass("dot_operand_layout", dot_operand_layout, "a copy that a library call would make fuses with what comes before",
+         dialects=("cuda",)),
     Pass("broadcast_sinking", broadcast_sinking, "compute before the broadcast, not once per copy"),
     Pass("cse", cse, "compute equal values once; barriers stay walls"),
     Pass("dce", dce, "results that nobody reads, loop carries first of all, cost time and memory"),

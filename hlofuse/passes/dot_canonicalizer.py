@@ -1,9 +1,7 @@
 """Transposes around a dot become its dimension numbers, as far as a library call can read the operands as they lie.
 
 A result is ordered batch, left free, right free axes, so a transpose of an operand folds when the free axes keep their
-order, and a transpose of the result that swaps the two free parts swaps the operands. An operand that no
-strided-batched call reads as it lies gets a transpose: the library would copy anyway, but a transpose fuses with what
-makes the operand.
+order, and a transpose of the result that swaps the two free parts swaps the operands.
 """
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from hlofuse.passes.rewrite import Readers, RuleTable, rewrite
 
 RULES = RuleTable()
 
-_BATCH = ("lhs_batch_dims", "rhs_batch_dims")
-_CONTRACTING = ("lhs_contracting_dims", "rhs_contracting_dims")
+BATCH = ("lhs_batch_dims", "rhs_batch_dims")
+CONTRACTING = ("lhs_contracting_dims", "rhs_contracting_dims")
 
 
 def dot_canonicalizer(module: Module) -> Module:
@@ -27,7 +25,7 @@ def dot_canonicalizer(module: Module) -> Module:
 
 def free_axes(dot: Instruction, side: int) -> list[int]:
     """The axes of an operand (0: left, 1: right) that are neither batch nor contracted, in order."""
-    taken = {*dot.attrs.get(_BATCH[side], ()), *dot.attrs.get(_CONTRACTING[side], ())}
+    taken = {*dot.attrs.get(BATCH[side], ()), *dot.attrs.get(CONTRACTING[side], ())}
     return [d for d in range(len(dot.operands[side].dims)) if d not in taken]
 
 
@@ -35,8 +33,8 @@ def is_plain_layout(dot: Instruction, attrs: Mapping[str, Any], side: int, dims:
     """Whether a strided-batched call reads the operand as it lies: batch, contracting and free axes are one run each,
     the last axis is not of batch, unless all are. Axes of one element do not count."""
     dims = dot.operands[side].dims if dims is None else dims
-    batch = [d for d in attrs.get(_BATCH[side], ()) if dims[d] != 1]
-    contracting = [d for d in attrs.get(_CONTRACTING[side], ()) if dims[d] != 1]
+    batch = [d for d in attrs.get(BATCH[side], ()) if dims[d] != 1]
+    contracting = [d for d in attrs.get(CONTRACTING[side], ()) if dims[d] != 1]
     axes = [d for d, size in enumerate(dims) if size != 1]
     free = [d for d in axes if d not in batch and d not in contracting]
     runs = (batch, contracting, free)
@@ -54,33 +52,20 @@ def dot_of_transpose(i: Instruction) -> Instruction | None:
             continue
         order = moved.attrs["dimensions"]
         free = [order[d] for d in free_axes(i, side)]
-        attrs = _renumbered(i.attrs, side, order)
+        attrs = renumbered(i.attrs, side, order)
         if free == sorted(free) and (is_plain_layout(i, attrs, side, moved.operands[0].dims)
                                      or not is_plain_layout(i, i.attrs, side)):
-            return _with_operand(i, side, moved.operands[0], attrs)
+            return with_operand(i, side, moved.operands[0], attrs)
     return None
 
 
-@RULES.on("dot")
-def dot_of_scattered_axes(i: Instruction) -> Instruction | None:
-    """dot(x, y) => dot(transpose(x), y), batch axes first and contracting axes last, where x's layout is not plain"""
-    for side in (0, 1):
-        if is_plain_layout(i, i.attrs, side):
-            continue
-        order = (*i.attrs.get(_BATCH[side], ()), *free_axes(i, side), *i.attrs.get(_CONTRACTING[side], ()))
-        places = [order.index(d) for d in range(len(order))]
-        moved = make("transpose", i.operands[side], dimensions=order)
-        return _with_operand(i, side, moved, _renumbered(i.attrs, side, places))
-    return None
-
-
-def _renumbered(attrs: Mapping[str, Any], side: int, number: Sequence[int]) -> dict[str, Any]:
+def renumbered(attrs: Mapping[str, Any], side: int, number: Sequence[int]) -> dict[str, Any]:
     """A dot's attributes where axis d of one operand is axis `number[d]`."""
-    keys = (_BATCH[side], _CONTRACTING[side])
+    keys = (BATCH[side], CONTRACTING[side])
     return {**attrs, **{key: tuple(number[d] for d in attrs.get(key, ())) for key in keys}}
 
 
-def _with_operand(i: Instruction, side: int, operand: Instruction, attrs: Mapping[str, Any]) -> Instruction:
+def with_operand(i: Instruction, side: int, operand: Instruction, attrs: Mapping[str, Any]) -> Instruction:
     operands = list(i.operands)
     operands[side] = operand
     return make("dot", *operands, shape=i.shape, **attrs)
@@ -109,7 +94,7 @@ def transpose_of_dot(i: Instruction, readers: Readers) -> Instruction | None:
 def _swapped(attrs: Any) -> dict[str, Any]:
     """A dot's attributes with left and right exchanged."""
     found = dict(attrs)
-    for left, right in (_BATCH, _CONTRACTING):
+    for left, right in (BATCH, CONTRACTING):
         found[left], found[right] = attrs.get(right, ()), attrs.get(left, ())
     if "operand_precision" in attrs:
         precision: Sequence[str] = attrs["operand_precision"]

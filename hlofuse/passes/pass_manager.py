@@ -14,19 +14,21 @@ MAX_ROUNDS = 6
 
 @dataclass(frozen=True)
 class Pass:
-    """A named rewrite of whole modules: the same object when it changes nothing. The reason is for people."""
+    """A named rewrite of whole modules: the same object when it changes nothing. The reason is for people; `dialects`
+    are those whose kernels it is for, None for all."""
 
     name: str
     run: Callable[[Module], Module]
     reason: str
+    dialects: tuple[str, ...] | None = None
 
 
 def run_passes(module: Module, pipeline: Sequence[Pass] | None = None,
-               on_snapshot: Callable[[str, Module], None] | None = None) -> Module:
+               on_snapshot: Callable[[str, Module], None] | None = None, dialect: str = "cuda") -> Module:
     """The module after all passes, repeated until a whole round changes nothing (at most MAX_ROUNDS rounds).
 
     `on_snapshot(name, module)` is told of each pass that changed something: `cse` the first time that it did, then
-    `cse#2`, `cse#3`. In strict mode the module is verified after each.
+    `cse#2`, `cse#3`. In strict mode the module is verified after each. Passes for other dialects are left out.
     """
     if pipeline is None:
         from hlofuse.passes import PIPELINE  # late: the list imports this module
@@ -37,7 +39,7 @@ def run_passes(module: Module, pipeline: Sequence[Pass] | None = None,
     for _ in range(MAX_ROUNDS):
         before = module
         for entry in pipeline:
-            if unchanged.get(entry.name) is module:
+            if unchanged.get(entry.name) is module or dialect not in (entry.dialects or (dialect,)):
                 continue
             after = entry.run(module)
             if after is module:

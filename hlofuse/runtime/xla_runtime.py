@@ -29,6 +29,8 @@ from hlofuse.runtime.shim import call_kernel, register_kernel, shim_available
 TASK_WORK = 40_000      # operations that are worth a task of their own
 MAX_TASKS = 64          # of one call: enough to share the work evenly, and long runs of memory for each thread
 CALL_WORK = 512         # and those that are worth a custom call: XLA writes less into the program itself, faster
+_LAYOUT_OPCODES = frozenset({"parameter", "transpose", "reshape", "bitcast", "copy"})
+_LIBRARY_CALLS = frozenset({"dot", "convolution"})
 _warned: set[str] = set()
 
 
@@ -144,8 +146,11 @@ def build_executable(compilation: Any, platform: str) -> Executable:
         if not c.segments:
             continue
         text = c.text_in("host")
+        library_call = _laid_out_for(c.instruction, compilation.fused.entry)
         if text.work * text.blocks < CALL_WORK:
             problems[c.instruction] = f"{text.work * text.blocks} operations are less than a call costs"
+        elif library_call is not None:
+            problems[c.instruction] = f"XLA lays out the data of {library_call.opcode} itself, without a copy"
         else:
             texts[c.instruction] = text
     if platform != "cpu" or not texts:
@@ -169,6 +174,16 @@ def build_executable(compilation: Any, platform: str) -> Executable:
         register_kernel(key, kernel.address, text.blocks, grain, text.counters)
         built[instruction] = HostKernel(text, key)
     return Executable(compilation, built, problems)
+
+
+def _laid_out_for(cluster: Instruction, entry: Computation) -> Instruction | None:
+    """The library call whose operand or result a cluster only transposes. XLA gives that array another layout instead,
+    but what enters or leaves a custom call lies row by row."""
+    body: Computation = cluster.attrs["calls"]
+    if any(i.opcode not in _LAYOUT_OPCODES for i in body.instructions):
+        return None
+    neighbors = (*cluster.operands, *entry.users.get(cluster, ()))
+    return next((i for i in neighbors if i.opcode in _LIBRARY_CALLS), None)
 
 
 def _complain(key: str, message: str) -> None:

@@ -222,21 +222,26 @@ SCALAR float round_f16(float x) {
   y = x != x ? NAN_F : y;
   return copy_sign(y, x);
 }
-// The 16 bits of an f16 from a float that it can represent, and back; subnormals too, whatever the thread flushes.
+// The 16 bits of an f16 from a float that it can represent, and back; subnormals too, whatever the thread flushes. The
+// choices are masks: g++ makes no vectors of conditional expressions whose halves are 16 and 32 bits wide.
+SCALAR unsigned blend(bool test, unsigned yes, unsigned no) {
+  const unsigned mask = 0u - (unsigned)test;
+  return (yes & mask) | (no & ~mask);
+}
 SCALAR unsigned short f16_bits(float x) {
   const unsigned u = bits_of(x), magnitude = u & 0x7fffffffu;
   const unsigned normal = (magnitude - 0x38000000u) >> 13;
   const unsigned tiny = bits_of(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
-  unsigned h = magnitude < 0x38800000u ? tiny : normal;
-  h = magnitude >= 0x47800000u ? 0x7c00u : h;
-  h = magnitude > 0x7f800000u ? 0x7e00u : h;
+  unsigned h = blend(magnitude < 0x38800000u, tiny, normal);
+  h = blend(magnitude >= 0x47800000u, 0x7c00u, h);
+  h = blend(magnitude > 0x7f800000u, 0x7e00u, h);
   return (unsigned short)(h | ((u >> 16) & 0x8000u));
 }
 SCALAR float f16_value(unsigned short bits) {
   const unsigned h = bits, magnitude = h & 0x7fffu;
-  const float normal = float_of_bits((magnitude << 13) + 0x38000000u);
-  const float tiny = float_of_bits(0x3f000000u + magnitude) - 0.5f;
-  float y = magnitude < 0x400u ? tiny : normal;
-  y = magnitude >= 0x7c00u ? float_of_bits(0x7f800000u | (magnitude << 13)) : y;
-  return float_of_bits(bits_of(y) | ((h & 0x8000u) << 16));
+  const unsigned normal = (magnitude << 13) + 0x38000000u;
+  const unsigned tiny = bits_of(float_of_bits(0x3f000000u + magnitude) - 0.5f);
+  unsigned y = blend(magnitude < 0x400u, tiny, normal);
+  y = blend(magnitude >= 0x7c00u, 0x7f800000u | (magnitude << 13), y);
+  return float_of_bits(y | ((h & 0x8000u) << 16));
 }
