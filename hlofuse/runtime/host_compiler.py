@@ -50,6 +50,8 @@ HOST_FLAGS: tuple[str, ...] = (
     "-fno-asynchronous-unwind-tables",
     "-fno-semantic-interposition",
     "-Wl,-Bsymbolic",
+    # The sine and the cosine of one angle would become one call of sincos, which has no vector version.
+    *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
     # Full vectors: up to twice as fast where exp and the like dominate, no slower elsewhere.
     *(("-mprefer-vector-width=512",) if _IS_X86 else ()),
 )

@@ -198,7 +198,8 @@ SCALAR double imag_of(double) { return 0.0; }
   }                                                                                                                    \
   SCALAR C exp_of(C z) {                                                                                               \
     const F half = exp_of((F)0.5 * z.re); /* twice the half: exp(x) alone overflows where exp(x) sin(y) does not */    \
-    return C{half * cos_of(z.im) * half, z.im == (F)0 ? z.im : half * sin_of(z.im) * half};                            \
+    const F scale = z.im == (F)0 ? (F)1 : half; /* exp(inf) times a zero is that zero */                               \
+    return C{half * cos_of(z.im) * half, scale * sin_of(z.im) * scale};                                                \
   }                                                                                                                    \
   /* Near the unit circle the logarithm of |z| is that of 1 + (|z|^2 - 1), without forming the sum. */                  \
   SCALAR C log_of(C z) {                                                                                               \
@@ -216,7 +217,8 @@ SCALAR double imag_of(double) { return 0.0; }
   }                                                                                                                    \
   SCALAR C expm1_of(C z) {                                                                                             \
     const F grown = expm1_of(z.re), half = sin_of((F)0.5 * z.im);                                                      \
-    return C{grown * cos_of(z.im) - (F)2 * half * half, z.im == (F)0 ? z.im : (grown + (F)1) * sin_of(z.im)};          \
+    const F scale = z.im == (F)0 ? (F)1 : grown + (F)1;                                                                \
+    return C{grown * cos_of(z.im) - (F)2 * half * half, scale * sin_of(z.im)};                                         \
   }                                                                                                                    \
   SCALAR C sqrt_of(C z) {                                                                                              \
     const F t = sqrt_of((F)0.5 * abs_of(z.re) + (F)0.5 * abs_of(z)), other = z.im / (t + t);                           \
