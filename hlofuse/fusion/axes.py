@@ -291,6 +291,8 @@ class Axes:
         window = [k for k in range(len(operand.dims)) if k not in dropped]
         batch_dims = [k for k in range(len(i.dims)) if k not in offset]
         index_dims = [k for k in range(len(indices.dims)) if k != attrs["index_vector_dim"]]
+        if len(index_dims) < len(indices.dims) and indices.dims[attrs["index_vector_dim"]] > 1:
+            self.shifted.add((i, 1))    # each number of a place is read for itself
         result: list[Dim] = [()] * len(i.dims)
         for k, source in zip(offset, window, strict=True):
             whole = attrs["slice_sizes"][source] == operand.dims[source]

@@ -40,6 +40,7 @@ SCALAR float min_nan(float a, float b) { return a != a ? a : b != b ? b : fminf(
 SCALAR double max_nan(double a, double b) { return a != a ? a : b != b ? b : fmax(a, b); }
 SCALAR double min_nan(double a, double b) { return a != a ? a : b != b ? b : fmin(a, b); }
 
+template <typename T> SCALAR T quotient(T a, T b) { return (T)(a / b); }
 SCALAR float exp_of(float x) { return expf(x); }
 SCALAR double exp_of(double x) { return exp(x); }
 SCALAR float log_of(float x) { return logf(x); }

@@ -110,6 +110,13 @@ SCALAR double min_nan(double a, double b) {
   return a != a ? a : smaller;
 }
 
+// a / b, where that is defined. There are vector instructions for doubles, whose quotient of 32-bit integers is exact as
+// far as its whole part goes.
+template <typename T> SCALAR T quotient(T a, T b) {
+  if constexpr (sizeof(T) <= 4) return (T)((double)a / (double)b);
+  return (T)(a / b);
+}
+
 // exp(x) = 2^n e^r with |r| <= log(2)/2 and a minimax polynomial for (e^r - 1 - r) / r^2; under 1 ulp with fma.
 SCALAR float exp_of(float x) {
   x = x > 89.0f ? 89.0f : x;

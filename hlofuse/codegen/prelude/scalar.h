@@ -65,8 +65,11 @@ template <typename T> SCALAR T safe_divisor(T a, T b) {
   const bool overflows = is_signed_type<T>() && a == lowest_of<T>() && b == (T)-1;
   return b == (T)0 || overflows ? (T)1 : b;
 }
-template <typename T> SCALAR T int_div(T a, T b) { return b == (T)0 ? (T)-1 : (T)(a / safe_divisor(a, b)); }
-template <typename T> SCALAR T int_rem(T a, T b) { return b == (T)0 ? a : (T)(a % safe_divisor(a, b)); }
+template <typename T> SCALAR T int_div(T a, T b) { return b == (T)0 ? (T)-1 : quotient(a, safe_divisor(a, b)); }
+template <typename T> SCALAR T int_rem(T a, T b) {
+  const T divisor = safe_divisor(a, b);
+  return b == (T)0 ? a : (T)(a - quotient(a, divisor) * divisor);
+}
 
 // A negative exponent gives 0, but for the bases 1 and -1.
 template <typename T> SCALAR T int_pow(T base, T exponent) {
@@ -120,6 +123,11 @@ SCALAR s64 total_order(double x) { const s64 i = (s64)bits_of(x); return i ^ (s6
 
 // Toward zero; beyond the type's range its extreme value, for NaN 0.
 template <typename T, typename F> SCALAR T saturated(F x) {
+  // By way of s32: compilers make no vectors of choices between values narrower than what decides.
+  if constexpr (sizeof(T) < 4) {
+    const F low = (F)lowest_of<T>(), high = (F)highest_of<T>();
+    return (T)(s32)(x != x ? (F)0 : x < low ? low : x > high ? high : x);
+  }
   const F below = (F)lowest_of<T>(), beyond = (F)2 * (F)(highest_of<T>() / 2 + 1);
   const bool small = x < below, large = x >= beyond;
   const T inside = (T)(small || large || x != x ? (F)0 : x);
