@@ -41,6 +41,8 @@ class Dialect:
     vector_bytes: int
     group_threads: int
     vector_minimum: int
+    unroll_minor: int       # an innermost loop of at most so many, with branches in it, is written out for each lane
+    short_row: int          # the lanes run over rows that are shorter, not along them
     tile_elements: int
     transpose_threads: int
     transpose_tile: int     # a transpose goes through square tiles of so many elements a side
@@ -141,13 +143,13 @@ FRAMES = {"host": _host_frame, "cuda": _cuda_frame}
 HOST = Dialect(
     name="host", threads=1, max_row_threads=1, lanes=64, row_lanes=64,
     column_lanes=1024, column_threads=1, keep_elements=16384, keep_loads=False, vector_bytes=0, group_threads=1,
-    vector_minimum=48, tile_elements=8192, transpose_threads=1, transpose_tile=128, split_below=8, chunk_elements=16384,
-    column_blocks=16)
+    vector_minimum=48, unroll_minor=4, short_row=24, tile_elements=8192, transpose_threads=1, transpose_tile=128,
+    split_below=8, chunk_elements=16384, column_blocks=16)
 
 CUDA = Dialect(
     name="cuda", threads=256, max_row_threads=1024, lanes=4, row_lanes=4,
     column_lanes=1, column_threads=128, keep_elements=16, keep_loads=True, vector_bytes=16, group_threads=256,
-    vector_minimum=512, tile_elements=2048, transpose_threads=256, transpose_tile=32, split_below=264,
-    chunk_elements=4096, column_blocks=1056)
+    vector_minimum=512, unroll_minor=0, short_row=0, tile_elements=2048, transpose_threads=256, transpose_tile=32,
+    split_below=264, chunk_elements=4096, column_blocks=1056)
 
 DIALECTS = {"host": HOST, "cuda": CUDA}

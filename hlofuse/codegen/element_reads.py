@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hlofuse.codegen.values import Values
 
 
+WRITTEN_OUT_WINDOW = 9    # elements of a window that is written out
+
+
 class EmitError(Exception):
     """The plan and the instructions disagree; the message names the instruction."""
 
@@ -175,6 +178,20 @@ def rounded(i: Instruction, accumulator: str) -> str:
     return f"round_{i.element_type}({accumulator})" if i.element_type in ("f16", "bf16") else accumulator
 
 
+def _reduce_window(v: Values, i: Instruction, index: Indices) -> str:
+    """A small window: each element of it is another place of the operand; what is outside is left out."""
+    operand = i.operands[0]
+
+    def element(position: Indices) -> tuple[list[Condition], Callable[[], list[str]]]:
+        source, conditions = [], []
+        for x, k, w, n in zip(index, position, i.attrs["window"], operand.dims, strict=True):
+            source.append(x * w.stride + k * w.rhs_dilate - w.pad_low)
+            conditions.append(Condition(source[-1], 0, n))
+        return conditions, lambda: [v.at(operand, tuple(map(narrow, source, operand.dims)))]
+
+    return rounded(i, v.inline_fold(i, [w.size for w in i.attrs["window"]], element, WRITTEN_OUT_WINDOW)[0])
+
+
 def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
     operand = i.operands[0]
     if operand.opcode != "reduce" or operand in v.scheduled:
@@ -193,5 +210,6 @@ READS: dict[str, Callable[[Values, Instruction, Indices], str]] = {
     "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
     "slice": _slice, "reverse": _reverse, "iota": _iota, "pad": _pad, "concatenate": _concatenate,
     "dynamic-slice": _dynamic_slice, "dynamic-update-slice": _dynamic_update_slice, "gather": _gather,
-    "reduce": _reduce, "get-tuple-element": _get_tuple_element, "copy": _copy, "bitcast": _reshape,
+    "reduce": _reduce, "reduce-window": _reduce_window, "get-tuple-element": _get_tuple_element, "copy": _copy,
+    "bitcast": _reshape,
 }

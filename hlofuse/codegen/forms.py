@@ -6,19 +6,21 @@ folds in fixed order. Every emitter returns the number of blocks.
 """
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from hlofuse.codegen.nest import Nest, Reduction, has_branches
+from hlofuse.codegen.nest import Nest, Reduction
 from hlofuse.codegen.scalar_expr import c_type, storage_type
-from hlofuse.codegen.sizing import round_up
+from hlofuse.codegen.sizing import has_branches, round_up
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Axis
 from hlofuse.hlo.index_map import Index, Var, constant, linearize, to_c, variable
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
+from hlofuse.hlo.shape import Shape
 
 ROOMY_THREADS = 512       # a larger block leaves its threads no registers to keep a row in
 
@@ -30,8 +32,10 @@ def write_loop(nest: Nest) -> int:
     begin, end = nest.tile_range(tile)
 
     def store_all() -> None:
-        for k in range(len(nest.output_names)):
-            nest.store(k)
+        for places in itertools.product(*(range(a.size) for a in z.unrolled)):
+            nest.where.update((a.name, constant(n)) for a, n in zip(z.unrolled, places, strict=True))
+            for k in range(len(nest.output_names)):
+                nest.store(k)
 
     nest.by_outer_branches(lambda: nest.tiles(begin, end, (0, z.vector_size), store_all))
     return z.items
@@ -313,6 +317,62 @@ def _column_pass(nest: Nest, reductions: list[Reduction], stores: list[int], beg
     nest.finished.extend(reductions)
 
 
+def write_short_row(nest: Nest) -> int:
+    """Neighboring lanes have neighboring rows: a tile of rows is turned on the stack, where the lanes' elements lie
+    side by side, and the results are turned back."""
+    z, plan = nest.sizing, nest.plan
+    tile, _ = nest.begin_item()
+    begin, end = nest.tile_range(tile)
+    nest.schedule_names()
+    with _column_lanes(nest, begin, end):
+        turned_back = _turn_rows(nest) if len(z.loop) == 1 else []
+        for p in _passes(nest):
+            _column_pass(nest, p.reductions, p.stores, "0", None)
+        for out, name, place in turned_back:
+            with _each_lane(nest), nest.loop_axes():
+                nest.emit(f"{out}[{place}] = {name};")
+        results = nest.outputs(None, plan.parallel_mask)
+        if results:
+            with _each_lane(nest):
+                _publish_lanes(nest)
+                for k in results:
+                    nest.store(k)
+    return z.items
+
+
+def _turn_rows(nest: Nest) -> list[tuple[str, str, str]]:
+    """Fills the tiles of the parameters that lie row by row, and declares those of such results: for each of these its
+    name, the element in its tile, and the place in memory."""
+    plan, size = nest.plan, nest.sizing.loop_size
+    element = f"{nest.sizing.loop[0].name} * LANES + l"
+    for a in nest.sizing.loop:
+        nest.where[a.name] = variable(a.name, a.size)
+    whole = plan.domain_mask
+    for p in plan.computation.parameters:
+        if not isinstance(p.shape, Shape) or plan.analysis.mask(p) != whole:
+            continue
+        tile, index = nest.values.name(f"{nest.names[p]}_rows"), plan.canonical(p, nest.where)
+        nest.emit(f"{storage_type(p.element_type)} {tile}[{size} * LANES];")
+        with _each_lane(nest), nest.loop_axes():
+            nest.emit(f"{tile}[{element}] = {nest.names[p]}[{to_c(linearize(index, p.dims))}];")
+
+        def read(where: tuple[Index, ...], p: Instruction = p, tile: str = tile,
+                 index: tuple[Index, ...] = index) -> str:
+            if where == index:
+                return f"{tile}[{element}]"
+            return f"{nest.names[p]}[{to_c(linearize(where, p.dims))}]"
+
+        nest.values.element_readers[p] = read
+    found = []
+    for k in nest.outputs(None, whole):
+        output, out = plan.computation.outputs[k], nest.output_names[k]
+        tile, index = nest.values.name(f"{out}_rows"), plan.canonical(output, nest.where)
+        nest.emit(f"{storage_type(output.element_type)} {tile}[{size} * LANES];")
+        nest.turned_stores[k] = f"{tile}[{element}]"
+        found.append((out, f"{tile}[{element}]", to_c(linearize(index, output.dims))))
+    return found
+
+
 def write_split_column(nest: Nest) -> int:
     z, t = nest.sizing, nest.index_type
     nest.schedule_names()
@@ -362,6 +422,7 @@ FORMS: dict[str, Callable[[Nest], int]] = {
     "full": write_split_row,
     "column": write_column,
     "split column": write_split_column,
+    "short row": write_short_row,
 }
 
 
@@ -372,4 +433,4 @@ def choose_form(nest: Nest) -> str:
         return "transpose" if plan.staged else "loop"
     if plan.lanes_reduced:
         return "full" if split else "row"
-    return "split column" if split else "column"
+    return "split column" if split else "short row" if nest.short_rows else "column"

@@ -15,7 +15,7 @@ import numpy as np
 
 from hlofuse.codegen.dialect import Argument, Dialect
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
-from hlofuse.codegen.sizing import dependent_levels, size_plan
+from hlofuse.codegen.sizing import dependent_levels, has_branches, size_plan
 from hlofuse.codegen.values import Scope, Values
 from hlofuse.fusion.plan import Plan
 from hlofuse.hlo.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
@@ -55,8 +55,11 @@ class Nest:
     """One plan in one dialect, while its kernel is written."""
 
     def __init__(self, plan: Plan, dialect: Dialect, threads: int | None = None) -> None:
+        self.short_rows = plan.lanes_reduced and math.prod(a.size for a in plan.reduced) < dialect.short_row
+        if self.short_rows:
+            plan = plan.turned()
         self.plan, self.dialect = plan, dialect
-        self.sizing = size_plan(plan, dialect)
+        self.sizing = size_plan(plan, dialect, self.short_rows)
         if threads is not None:   # a packed launch has one block shape for all its segments
             self.sizing = replace(self.sizing, threads=threads, groups=1)
         computation = plan.computation
@@ -82,6 +85,7 @@ class Nest:
         self.finished: list[Reduction] = []   # whose results are in their lanes' accumulators
         self.keeps = False      # whether values wait in registers between passes
         self.run: Run | None = None
+        self.turned_stores: dict[int, str] = {}    # results that are written to a tile first
         self._probing = False
         if dialect.vector_bytes:
             readers = self.values.element_readers
@@ -287,13 +291,15 @@ class Nest:
         value = store_expr(self.value(output, index), output.element_type)
         name, place = self.output_names[k], linearize(index, output.dims)
         words = self._words(place)
-        if words is None:
+        if k in self.turned_stores:
+            self.emit(f"{self.turned_stores[k]} = {value};")
+        elif words is None:
             self.emit(f"{name}[{to_c(place)}] = {value};")
-            return
-        run, start = words
-        lanes = self.values.name(f"{name}_lanes")
-        run.before.lines.append(f"auto {lanes} = write_lanes<LANES>({name}, {start}, count);")
-        self.emit(f"{lanes}[l] = {value};")
+        else:
+            run, start = words
+            lanes = self.values.name(f"{name}_lanes")
+            run.before.lines.append(f"auto {lanes} = write_lanes<LANES>({name}, {start}, count);")
+            self.emit(f"{lanes}[l] = {value};")
 
     def value(self, i: Instruction, index: tuple[Index, ...]) -> str:
         return self.values.at(i, index)
@@ -384,10 +390,6 @@ class Nest:
 
 def _rounded(element_type: str, value: str) -> str:
     return f"round_{element_type}({value})" if element_type in ("f16", "bf16") else value
-
-
-def has_branches(computation: Computation) -> bool:
-    return any(i.opcode in ("pad", "concatenate", "dynamic-update-slice") for i in computation.instructions)
 
 
 def _initial_values(reducer: Computation, element_type: str, init: str) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hlofuse.codegen.dialect import Dialect
 from hlofuse.fusion.plan import Axis, Plan
-from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.module import Computation, Instruction
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Sizing:
     tile: int
     chunks: int
     groups: int = 1     # items that share a block
+    unrolled: tuple[Axis, ...] = ()    # short innermost axes, written out for each lane
 
     @property
     def vector_size(self) -> int:
@@ -40,23 +41,41 @@ class Sizing:
         return math.prod(a.size for a in self.outer) * self.tiles
 
 
-def size_plan(plan: Plan, dialect: Dialect) -> Sizing:
-    """Chooses lanes, threads, tiles and chunks."""
+SHORT_ROW_LANES = 128    # rows of a tile whose elements wait on the stack
+
+
+def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
+    """Chooses lanes, threads, tiles and chunks. `short_rows`: the plan's lanes run over rows that lie one by one."""
+    if short_rows:
+        dialect = replace(dialect, column_lanes=SHORT_ROW_LANES)
     axes = plan.axes
+    if not plan.levels and len(axes) > 1 and axes[-1].size <= dialect.unroll_minor and has_branches(plan.computation):
+        outer, vector = _innermost(axes[:-1], dialect)
+        return replace(_size_loop(plan, outer, vector, dialect), unrolled=axes[-1:])
     last_kind = axes[-1].reduced if axes else False
     inner = tuple(a for a in axes if a.reduced == last_kind)
     other = tuple(a for a in axes if a.reduced != last_kind)
-    cut = len(inner)
-    size = 1
-    while cut and size < dialect.vector_minimum:
-        cut -= 1
-        size *= inner[cut].size
-    vector, rest = inner[cut:], inner[:cut]
+    rest, vector = _innermost(inner, dialect)
     if not plan.levels:
         return _size_loop(plan, rest, vector, dialect)
     if plan.lanes_reduced:
         return _size_row(plan, other, rest, vector, dialect)
     return _size_column(plan, rest, other, vector, dialect)
+
+
+def _innermost(axes: tuple[Axis, ...], dialect: Dialect) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """The outer axes, and as many of the innermost as make a loop long enough for lanes."""
+    cut, size = len(axes), 1
+    while cut and size < dialect.vector_minimum:
+        cut -= 1
+        size *= axes[cut].size
+    return axes[:cut], axes[cut:]
+
+
+def has_branches(computation: Computation) -> bool:
+    """Whether an element is read here or there depending on where it is."""
+    return any(i.opcode in ("pad", "concatenate", "dynamic-update-slice", "reduce-window")
+               for i in computation.instructions)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -7,6 +7,7 @@ depend on. An operation that reads its operand elsewhere (slice, gather, pad) is
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +19,10 @@ import numpy as np
 from hlofuse.codegen.element_reads import READS, EmitError, splat_literal
 from hlofuse.codegen.prelude import reserved_names
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, scalar_expr
+from hlofuse.fusion.plan import UNROLLED_REDUCTION
 from hlofuse.hlo.index_map import ZERO, Condition, Index, Indices, Var, constant, linearize, to_c, var
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
-
-UNROLLED = 4      # an inline reduction of at most so many elements is written out
 
 
 @dataclass
@@ -210,27 +210,48 @@ class Values:
 
     def inline_reduction(self, i: Instruction, index: Indices) -> list[str]:
         """A loop over a small reduction, one accumulator per operand; returns the accumulators' names."""
+        operands, axes = i.operands[:len(i.operands) // 2], i.attrs["dimensions"]
+        sizes = [operands[0].dims[d] for d in axes]
+        return self.inline_fold(i, sizes, lambda p: ((), lambda: self._reduced_operands(operands, index, axes, p)),
+                                UNROLLED_REDUCTION)
+
+    def inline_fold(self, i: Instruction, sizes: Sequence[int],
+                    element: Callable[[Indices], tuple[Sequence[Condition], Callable[[], list[str]]]],
+                    written_out: int) -> list[str]:
+        """Folds the elements at all positions below `sizes` in order, each where its conditions hold; at most
+        `written_out` of them without a loop. Returns the accumulators' names."""
         n = len(i.operands) // 2
-        operands, inits = i.operands[:n], i.operands[n:]
-        dims, axes = operands[0].dims, i.attrs["dimensions"]
-        sizes = [dims[d] for d in axes]
         reducer = self.reducer(i)
         accumulators = []
-        for operand, init in zip(operands, inits, strict=True):
+        for operand, init in zip(i.operands[:n], i.operands[n:], strict=True):
             name, start = self.name(i.name or "sum"), self.at(init, ())
             self.scope.lines.append(f"{c_type(operand.element_type)} {name} = {start};{self.comment(i)}")
             accumulators.append(name)
-        total = int(np.prod(sizes)) if sizes else 1
-        if total <= UNROLLED:
+
+        def fold(position: Indices) -> None:
+            conditions, values = element(position)
+            open_ = [c for c in conditions if c.known is not True]
+            if any(c.known is False for c in open_):
+                return
+            lines = self.scope.lines
+            if not open_:
+                lines.append(f"{reducer}({', '.join([*accumulators, *values()])});")
+                return
+            self._note_breakpoints(open_)
+            with self.inside(guard=True) as taken:
+                taken.lines.append(f"{reducer}({', '.join([*accumulators, *values()])});")
+            lines.append(f"if ({' && '.join(c.text() for c in open_)}) {{")
+            lines.extend("  " + line for line in taken.lines)
+            lines.append("}")
+
+        if math.prod(sizes) <= written_out:
             for position in np.ndindex(*sizes):
-                values = self._reduced_operands(operands, index, axes, [constant(int(p)) for p in position])
-                self.scope.lines.append(f"{reducer}({', '.join([*accumulators, *values])});")
+                fold(tuple(constant(int(p)) for p in position))
             return accumulators
         names = [self.name("r") for _ in sizes]
         with self.inside(names) as body:
-            places = [var(name, 0, size - 1) for name, size in zip(names, sizes, strict=True)]
-            values = self._reduced_operands(operands, index, axes, places)
-            body.lines.append(f"{reducer}({', '.join([*accumulators, *values])});")
+            fold(tuple(var(name, 0, size - 1) if size > 1 else constant(0)
+                       for name, size in zip(names, sizes, strict=True)))
         for depth, (name, size) in enumerate(zip(names, sizes, strict=True)):
             self.scope.lines.append("  " * depth + f"for ({self.index_type} {name} = 0; {name} < {size}; {name}++) {{")
         self.scope.lines.extend("  " * len(names) + line for line in body.lines)

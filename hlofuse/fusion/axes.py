@@ -257,6 +257,10 @@ class Axes:
     def _pad(self, i: Instruction) -> Dims:
         return self._touched(i, [tuple(p) == (0, 0, 0) for p in i.attrs["padding"]])
 
+    def _reduce_window(self, i: Instruction) -> Dims:
+        return self._touched(i, [(w.size, w.stride, w.pad_low, w.pad_high, w.lhs_dilate) == (1, 1, 0, 0, 1)
+                                 for w in i.attrs["window"]])
+
     def _reverse(self, i: Instruction) -> Dims:
         return self._touched(i, [k not in i.attrs["dimensions"] or n == 1 for k, n in enumerate(i.dims)])
 

@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hlofuse.fusion.devices import DeviceSpec
-from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph, conflicting_reductions, reduced_mask, size_of_mask
-from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, Refusal, reduced_size
+from hlofuse.fusion.graph import (
+    FREE_SHAPES,
+    FusionGraph,
+    conflicting_reductions,
+    reduced_mask,
+    size_of_mask,
+    window_size,
+)
+from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, UNROLLED_REDUCTION, Refusal, reduced_size
 from hlofuse.fusion.registers import quick_registers
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
@@ -113,6 +120,7 @@ class KernelCosts:
         self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
+        self._small = {v for v, size in enumerate(self._reduced) if UNROLLED_REDUCTION < size <= INLINE_REDUCTION}
         self._ops = [_ops(i) for i in instructions]
         self._special = {v for v, i in enumerate(instructions) if OPCODES[i.opcode].unit in ("special", "div")}
         self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in _arrays(i))}
@@ -132,7 +140,8 @@ class KernelCosts:
     def _edge_kinds(self, i: Instruction) -> list[_Edge]:
         found: list[_Edge] = []
         axes = self.graph.axes
-        arrays = i.operands if i.opcode != "reduce" else i.operands[:len(i.operands) // 2]
+        folds = i.opcode in ("reduce", "reduce-window")
+        arrays = i.operands[:len(i.operands) // 2] if folds else i.operands
         for k, operand in enumerate(arrays):
             shifted = (i, k) in axes.shifted
             source, through = operand, operand
@@ -150,8 +159,12 @@ class KernelCosts:
             else:
                 size = through.array.size
                 result = i.result_shapes[0].size
-                often = result if i.opcode in ("gather", "dynamic-slice", "reshape") or k and i.opcode == "gather" \
-                    else size if inline else min(size, result)
+                if i.opcode == "reduce-window":
+                    often = result * window_size(i)
+                elif i.opcode in ("gather", "dynamic-slice", "reshape"):
+                    often = result
+                else:
+                    often = size if inline else min(size, result)
                 found.append(_Edge(target, k, often))
         return found
 
@@ -205,7 +218,7 @@ class KernelCosts:
         for pair in self.forbidden:
             if constrained and pair <= chosen:
                 raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
-        scheduled, domain, reduced = self._domain(sorted(self._large & chosen), outs)
+        scheduled, domain, reduced = self._domain(sorted(self._large & chosen), sorted(self._small & chosen), outs)
         accumulators = sum([len(self.graph.vertices[v].instruction.operands) // 2 for v in scheduled])
         if accumulators > MAX_ACCUMULATORS:
             raise Refusal("memory", f"{accumulators} accumulators, the limit is {MAX_ACCUMULATORS}")
@@ -217,20 +230,22 @@ class KernelCosts:
         sites = self._sites(order, outs, scheduled, domain)
         return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
 
-    def _domain(self, large: Sequence[int], outs: Sequence[int]) -> tuple[list[int], int, int]:
-        if not large:
-            domains = {self._mask[v] for v in outs}
+    def _domain(self, large: Sequence[int], small: Sequence[int],
+                outs: Sequence[int]) -> tuple[list[int], int, int]:
+        domains = {self._mask[v] for v in outs}
+        returning = [v for v in small if self._rows[v].domain in domains]   # read again where it was reduced
+        if not large and not returning:
             if len(domains) != 1:
                 raise Refusal("shape", "the results have different domains")
             return [], domains.pop(), 0
-        main = large[-1]
+        main = (large or returning)[-1]
         domain, reduced = self._rows[main].domain, self._rows[main].reduced
         scheduled = []
-        for v in large:
+        for v in sorted((*large, *returning)):
             rows = self._rows[v]
             if rows.domain == domain and rows.reduced == reduced:
                 scheduled.append(v)
-            elif self._reduced[v] > NESTED_REDUCTION or v in outs:
+            elif self._reduced[v] > NESTED_REDUCTION or (v in outs and v in self._large):
                 raise Refusal("producer-consumer", "{} reduces other axes than {}",
                               self.graph.vertices[v].instruction, self.graph.vertices[main].instruction)
         return scheduled, domain, reduced
@@ -391,9 +406,10 @@ def _arrays(i: Instruction) -> list[Shape]:
 
 def _ops(i: Instruction) -> tuple[str, float, float]:
     """(unit, operations of one element, factor for wide types)."""
-    if i.opcode == "reduce":
+    if i.opcode in ("reduce", "reduce-window"):
         body = i.attrs["to_apply"]
         unit, ops = "fp", float(max(1, sum(1 for b in body.instructions if b.operands and b.opcode != "tuple")))
+        ops *= window_size(i) if i.opcode == "reduce-window" else 1
     else:
         row = OPCODES[i.opcode]
         if row.unit not in UNITS:

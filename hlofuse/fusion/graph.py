@@ -7,6 +7,7 @@ alone: library calls, control flow, opaque operations and what no kernel can com
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -197,6 +198,9 @@ def is_fusible(i: Instruction) -> bool:
         return _is_fusible_reduction(i)
     if not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in shapes):
         return False
+    if i.opcode == "reduce-window":
+        return window_size(i) <= INLINE_REDUCTION and all(
+            w.lhs_dilate == 1 and not w.reversed for w in i.attrs["window"]) and _is_scalar_body(i.attrs["to_apply"])
     if i.opcode in SHAPE_OPCODES or i.opcode == "iota":
         return i.opcode != "gather" or _is_plain_gather(i)
     if i.opcode in ("parameter", "constant"):
@@ -212,10 +216,17 @@ def _is_fusible_reduction(i: Instruction) -> bool:
     arrays = [*i.result_shapes, *(o.shape for o in i.operands)]
     if len(i.operands) > 4 or not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in arrays):
         return False
-    body = i.attrs["to_apply"]
-    scalar = all(b.opcode in ("parameter", "tuple") or (b.opcode == "constant" and not b.dims) or
-                 (OPCODES[b.opcode].kind is Kind.ELEMENTWISE and has_scalar_expr(b)) for b in body.instructions)
-    return scalar and reduced_size(i) > 0
+    return _is_scalar_body(i.attrs["to_apply"]) and reduced_size(i) > 0
+
+
+def _is_scalar_body(body: Computation) -> bool:
+    return all(b.opcode in ("parameter", "tuple") or (b.opcode == "constant" and not b.dims) or
+               (OPCODES[b.opcode].kind is Kind.ELEMENTWISE and has_scalar_expr(b)) for b in body.instructions)
+
+
+def window_size(i: Instruction) -> int:
+    """How many elements the window of a reduce-window has."""
+    return math.prod(w.size for w in i.attrs["window"])
 
 
 def conflicting_reductions(u: Instruction, v: Instruction, axes: Axes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hlofuse.fusion.axes import Axes
@@ -18,6 +18,8 @@ from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
 
 INLINE_REDUCTION = 32        # a reduction of at most so many elements is a loop inside the thread that reads it
+UNROLLED_REDUCTION = 4       # one of at most so many is written out; one of more that is read again at each element
+                             # that it folds, is scheduled like a large one
 NESTED_REDUCTION = 1024      # so is one of at most so many inside a scheduled reduction of other axes
 AXIS_NAMES = ("i", "j", "k", "m", "n", "p", "q", "r", "s", "t", "u", "w")
 
@@ -74,6 +76,10 @@ class Plan:
     def lanes_reduced(self) -> bool:
         """Whether neighboring elements belong to one reduction (a row) and not to neighboring ones (columns)."""
         return bool(self.levels) and bool(self.axes) and self.axes[-1].reduced
+
+    def turned(self) -> Plan:
+        """The same with the lanes over neighboring rows and the loops along each row."""
+        return replace(self, axes=(*self.reduced, *self.parallel))
 
     @cached_property
     def domain_mask(self) -> int:
@@ -147,16 +153,18 @@ def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mappin
     """The reductions to schedule, the domain and its reduced atoms."""
     reductions = [i for i in instructions if i.opcode == "reduce"]
     large = [i for i in reductions if reduced_size(i) > INLINE_REDUCTION]
-    if not large:
+    returning = [i for i in reductions if i not in large and reduced_size(i) > UNROLLED_REDUCTION
+                 and any(masks[i.operands[0]] == masks[o] for o in outputs)]
+    if not large and not returning:
         domains = {masks[o] for o in outputs}
         if len(domains) != 1:
             raise Refusal("shape", "outputs of different domains")
         return [], domains.pop(), 0
-    main = large[-1]
+    main = (large or returning)[-1]
     domain = masks[main.operands[0]]
     reduced = domain & ~_result_mask(main, analysis)
     scheduled = []
-    for i in large:
+    for i in [i for i in reductions if i in large or i in returning]:
         operand = masks[i.operands[0]]
         if operand == domain and operand & ~_result_mask(i, analysis) == reduced:
             scheduled.append(i)

@@ -1,5 +1,7 @@
-"""An operand that no strided-batched library call reads as it lies gets a transpose: the library would copy anyway, but a
-transpose fuses with what makes the operand. Not on the CPU, where XLA gives the array another layout instead.
+"""An operand that no strided-batched library call reads as it lies gets a transpose.
+
+The library would copy anyway, but a transpose fuses with what makes the operand. Not on the CPU, where XLA gives the
+array another layout instead.
 """
 from __future__ import annotations
 

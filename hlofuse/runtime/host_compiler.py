@@ -53,9 +53,9 @@ HOST_FLAGS: tuple[str, ...] = (
     # The sine and the cosine of one angle would become one call of sincos, which has no vector version.
     *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
     # Loops over lanes stay free of branches: what only one side of a select needs would move into one, where a call has
-    # no vector version; tests that repeat a part of earlier ones would be jumped over, and what one way has computed
-    # already would be computed on the other ways only.
-    *("-fno-tree-sink", "-fno-thread-jumps", "-fno-tree-pre"),
+    # no vector version, and what one way has computed already would be computed on the other ways only. (Without
+    # -fthread-jumps more loops are vectors, but g++ 12 gets some wrong.)
+    *("-fno-tree-sink", "-fno-tree-pre"),
     # Full vectors: up to twice as fast where exp and the like dominate, no slower elsewhere.
     *(("-mprefer-vector-width=512",) if _IS_X86 else ()),
 )

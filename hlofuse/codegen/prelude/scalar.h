@@ -123,18 +123,20 @@ SCALAR s64 total_order(double x) { const s64 i = (s64)bits_of(x); return i ^ (s6
 
 // Toward zero; beyond the type's range its extreme value, for NaN 0.
 template <typename T, typename F> SCALAR T saturated(F x) {
-  // By way of s32: compilers make no vectors of choices between values narrower than what decides.
-  if constexpr (sizeof(T) < 4) {
-    const F low = (F)lowest_of<T>(), high = (F)highest_of<T>();
-    return (T)(s32)(x != x ? (F)0 : x < low ? low : x > high ? high : x);
-  }
   const F below = (F)lowest_of<T>(), beyond = (F)2 * (F)(highest_of<T>() / 2 + 1);
   const bool small = x < below, large = x >= beyond;
   const T inside = (T)(small || large || x != x ? (F)0 : x);
   return large ? highest_of<T>() : small ? lowest_of<T>() : inside;
 }
-template <typename T> SCALAR T to_int(float x) { return saturated<T>(x); }
-template <typename T> SCALAR T to_int(double x) { return saturated<T>(x); }
+template <typename T, typename F> SCALAR T rounded_to_zero(F x) {
+  // Small types by way of s32: compilers make no vectors of choices between values narrower than what decides.
+  if constexpr (sizeof(T) >= 4) return saturated<T>(x);
+  const s32 whole = saturated<s32>(x), low = (s32)lowest_of<T>(), high = (s32)highest_of<T>();
+  const s32 raised = whole < low ? low : whole;
+  return (T)(raised > high ? high : raised);
+}
+template <typename T> SCALAR T to_int(float x) { return rounded_to_zero<T>(x); }
+template <typename T> SCALAR T to_int(double x) { return rounded_to_zero<T>(x); }
 
 // Rounds to a mantissa of MANTISSA bits, then overflows to infinity and flushes to zero as EXPONENT bits do.
 template <int EXPONENT, int MANTISSA> SCALAR float reduce_precision(float x) {
