@@ -281,6 +281,11 @@ class Axes:
                 self._unify(a, b)
         return result
 
+    def _scatter(self, i: Instruction) -> Dims:
+        """The array's own axes; index vectors and updates are read in loops of their own."""
+        self.shifted.update(((i, 1), (i, 2)))
+        return self._raw[i.operands[0]]
+
     def _gather(self, i: Instruction) -> Dims:
         attrs: Any = i.attrs
         self.shifted.add((i, 0))

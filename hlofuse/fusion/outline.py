@@ -152,7 +152,7 @@ class _Outliner:
         return computation(f"fused_computation_{k}" if k else "fused_computation", parameters, root)
 
     def _kind(self, members: frozenset[int]) -> str:
-        return "kInput" if any(self.graph.vertices[v].instruction.opcode == "reduce" for v in members) else "kLoop"
+        return "kInput" if any(self.graph.vertices[v].instruction.opcode in ("reduce", "scatter") for v in members) else "kLoop"
 
     def _name(self, members: frozenset[int]) -> str:
         """A readable name: the JAX function that most members come from, or the last operation."""

@@ -11,11 +11,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hlofuse.fusion.axes import Axes
 from hlofuse.hlo.index_map import Index, delinearize, linearize
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
+
+if TYPE_CHECKING:
+    from hlofuse.fusion.scatter import Scatter
 
 INLINE_REDUCTION = 32        # a reduction of at most so many elements is a loop inside the thread that reads it
 NESTED_REDUCTION = 1024      # so is one of at most so many inside a scheduled reduction of other axes
@@ -54,13 +58,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
-    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions."""
+    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions. With `scatters` the axes are
+    those of the arrays that they write."""
 
     computation: Computation
     analysis: Axes
     axes: tuple[Axis, ...]
     levels: Mapping[Instruction, int]
     staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
+    scatters: tuple[Scatter, ...] = ()
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
@@ -74,6 +80,11 @@ class Plan:
     def lanes_reduced(self) -> bool:
         """Whether neighboring elements belong to one reduction (a row) and not to neighboring ones (columns)."""
         return bool(self.levels) and bool(self.axes) and self.axes[-1].reduced
+
+    @property
+    def points(self) -> int:
+        """How many elements the loops visit."""
+        return math.prod(a.size for a in self.axes) + sum(s.updates.array.size for s in self.scatters)
 
     @cached_property
     def domain_mask(self) -> int:
@@ -118,7 +129,7 @@ def make_plan(computation: Computation) -> Plan:
     scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
     parallel = domain & ~reduced
     for value in (*outputs, *(r.operands[0] for r in scheduled)):
-        _check_axes(value, analysis)
+        check_axes(value, analysis)
     for r in scheduled:
         for other in r.operands[1:len(r.operands) // 2]:
             if analysis.dims(other) != analysis.dims(r.operands[0]):
@@ -134,7 +145,7 @@ def make_plan(computation: Computation) -> Plan:
     return Plan(computation, analysis, axes, levels, staged)
 
 
-def _check_axes(value: Instruction, analysis: Axes) -> None:
+def check_axes(value: Instruction, analysis: Axes) -> None:
     """The loops reach every element: the atoms of what they write or reduce are distinct, and of its size."""
     atoms = analysis.atoms(value)
     shape = value.result_shapes[0]

@@ -1,0 +1,139 @@
+"""Scatters in generated kernels: values as JAX's own, in a fixed order, with what is around them in the same kernel."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import hlofuse
+from hlofuse.codegen.dialect import CUDA
+from hlofuse.compiler import compile_function
+
+RNG = np.random.default_rng(7)
+
+
+def ids(*shape, high=7, low=0):
+    return RNG.integers(low, high, shape).astype(np.int32)
+
+
+def array(*shape, dtype=np.float32):
+    return np.asarray(RNG.normal(size=shape) * 4).astype(dtype)
+
+
+def forms(f, *args):
+    return [c.form for c in compile_function(f, *args, device="host").clusters]
+
+
+def check(f, *args, exact=True):
+    """The kernels' values are jax.jit's; a scatter that begins with its own array folds in XLA's order, bit for bit."""
+    expected, got = jax.jit(f)(*args), hlofuse.jit(f)(*args)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if exact:
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        else:
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-4)
+
+
+X, U, I = array(300, 40), array(1000, 40), ids(1000, high=300)
+
+PROGRAMS = {
+    "add": (lambda x, i, u: x.at[i].add(u), X, I, U),
+    "subtract": (lambda x, i, u: x.at[i].add(-u) - x.at[i].subtract(u), X, I, U),
+    "multiply": (lambda x, i, u: x.at[i].multiply(u * 0.1 + 1), X, I, U),
+    "minimum": (lambda x, i, u: x.at[i].min(u), X, I, U),
+    "maximum": (lambda x, i, u: x.at[i].max(u), X, I, U),
+    "rows out of bounds are dropped": (lambda x, i, u: x.at[i * 2 - 100].add(u, mode="drop"), X, I, U),
+    "all rows out of bounds": (lambda x, i, u: x.at[i + 300].add(u, mode="drop"), X, I, U),
+    "negative rows": (lambda x, i, u: x.at[i - 300].add(u), X, I, U),
+    "clipped rows": (lambda x, i, u: x.at[i * 2].add(u, mode="clip"), X, I, U),
+    "segment_sum": (lambda u, i: jax.ops.segment_sum(u, i, 300), U, I),
+    "segment_max": (lambda u, i: jax.ops.segment_max(u, i, 300), U, I),
+    "segment_mean": (lambda u, i: jax.ops.segment_sum(u, i, 300) / jnp.maximum(
+        jax.ops.segment_sum(jnp.ones(1000), i, 300), 1.0)[:, None], U, I),
+    "producers and consumers": (lambda x, i, u: jnp.tanh((x * 2).at[(i * 7) % 300].add(jnp.exp(u * 0.1))) + x, X, I, U),
+    "histogram": (lambda i: jnp.zeros(300, jnp.int32).at[i].add(1), I),
+    "columns": (lambda x, i, u: x.T.at[:, i].add(u.T), X, I, U),
+    "two indices": (lambda x, i, j: x.at[i, j].add(1.5), X, I, ids(1000, high=40)),
+    "indices of two dimensions": (lambda x, i, u: x.at[i.reshape(10, 100)].add(u.reshape(10, 100, 40)), X, I, U),
+    "a number for all": (lambda x, i: x.at[i].add(1), X, I),
+    "a transposed result": (lambda x, i, u: x.at[i].add(u).T * 2, X, I, U),
+    "a scatter read again at another place": (lambda x, i, u: x.at[i].add(u)[i] + u, X, I, U),
+    "scatters that wait for each other": (lambda x, i, u: x.at[i].add(u).at[i].multiply(u), X, I, U),
+    "a sum of the result": (lambda x, i, u: jnp.sum(x.at[i].add(u), axis=1), X, I, U),
+    "updates that are gathered": (lambda x, i, u: jnp.zeros_like(x).at[i].add(x[i] * u), X, I, U),
+    "one row": (lambda i, u: jnp.zeros((1, 40)).at[i].add(u), I, U),
+    "one column": (lambda i, u: jnp.zeros((300, 1)).at[i].add(u[:, :1]), I, U),
+    "results of both shapes": (lambda u, i: (jax.ops.segment_sum(u, i, 300), jax.ops.segment_sum(u[:, 0], i, 300)), U, I),
+    "gradient of take": (jax.grad(lambda x, i, u: jnp.sum(jnp.take(x, i, axis=0) * u)), X, I, U),
+    "gradient of an embedding": (jax.grad(lambda x, i: jnp.sum(jnp.sin(x[i]))), X, ids(4, 250, high=300)),
+    "batched": (jax.vmap(lambda x, i, u: x.at[i].add(u)), array(5, 30, 8), ids(5, 90, high=33), array(5, 90, 8)),
+    "batched over updates": (jax.vmap(lambda x, i, u: x.at[i].add(u), (None, None, 2)), X, I, array(1000, 40, 3)),
+    "batched set": (jax.vmap(lambda x, i, u: x.at[i].set(u)), array(5, 30, 8), ids(5, 90, high=33), array(5, 90, 8)),
+    "set": (lambda x, i, u: x.at[i].set(u), X, I, U),
+    "set a number": (lambda x, i: jnp.abs(x.at[i].set(-1.0)), X, I),
+    "set and add": (lambda x, i, u: (x.at[i].set(u), x.at[i].add(u)), X, I, U),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_are_those_of_jax(name):
+    check(*PROGRAMS[name], exact=name != "producers and consumers" and "gradient" not in name and "sum of" not in name)
+
+
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if "wait" not in n and "again" not in n and "sum of" not in n])
+def test_everything_is_one_kernel(name):
+    assert forms(*PROGRAMS[name]) == ["scatter"]
+
+
+TYPES = ("bool", "int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16", "float32", "complex64")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [None, 5, 64])
+def test_element_types(dtype, width):
+    shape = () if width is None else (width,)
+    x, u = (jnp.asarray(array(n, *shape)).astype(dtype) for n in (20, 200))
+    i = ids(200, high=24, low=-3)
+    check(lambda x, i, u: (x.at[i].add(u, mode="drop"), x.at[i].set(u, mode="drop")), x, i, u)
+    if dtype != "complex64":
+        check(lambda x, i, u: (x.at[i].min(u), x.at[i].max(u)), x, i, u)
+
+
+@pytest.mark.parametrize("index", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
+def test_index_types(index):
+    with jax.enable_x64(True):
+        x, u = array(100, 3, dtype=np.float64), array(500, 3, dtype=np.float64)
+        i = RNG.integers(0, 120, 500).astype(index)
+        check(lambda x, i, u: x.at[i].add(u), x, i, u)
+
+
+def test_special_values():
+    x = np.float32([-0.0, 0.0, np.nan, np.inf, -np.inf, 1.0])
+    u = np.float32([-0.0, np.nan, 1.0, -np.inf, np.inf, -0.0, 0.0])
+    i = np.int32([0, 5, 2, 3, 3, 1, 1])
+    for method in ("add", "min", "max", "set", "multiply"):
+        check(lambda x, i, u, m=method: getattr(x.at[i], m)(u), x, i, u)
+
+
+@pytest.mark.parametrize("n, rows, width", [(0, 5, 3), (3, 5, 0), (1, 1, 1), (2, 1, 1), (7, 3, 33), (100, 2, 257)])
+def test_shapes(n, rows, width):
+    x, u, i = array(rows, width), array(n, width), ids(n, high=rows)
+    check(lambda x, i, u: x.at[i].add(u) * 2, x, i, u)
+    check(lambda x, i, u: x.at[i].set(u) * 2, x, i, u)
+
+
+@pytest.mark.parametrize("width", [None, 3, 64])
+def test_large_scatters_are_split_and_the_same_in_every_run(width):
+    shape = () if width is None else (width,)
+    u, i = array(300_000, *shape), ids(300_000, high=50)
+    f = hlofuse.jit(lambda u, i: jax.ops.segment_sum(u, i, 50))
+    first = np.asarray(f(u, i))
+    expected = np.zeros((50, *shape))
+    np.add.at(expected, i, u.astype(np.float64))
+    np.testing.assert_allclose(first, expected, rtol=1e-4, atol=0.1)
+    for _ in range(5):
+        np.testing.assert_array_equal(first, np.asarray(f(u, i)))
+    assert compile_function(lambda u, i: jax.ops.segment_sum(u, i, 50), u, i, device="host").clusters[0].text.blocks > 1
