@@ -56,7 +56,7 @@ PROGRAMS = {
     "producers and consumers": (lambda x, i, u: jnp.tanh((x * 2).at[(i * 7) % 300].add(jnp.exp(u * 0.1))) + x, X, I, U),
     "histogram": (lambda i: jnp.zeros(300, jnp.int32).at[i].add(1), I),
     "columns": (lambda x, i, u: x.T.at[:, i].add(u.T), X, I, U),
-    "two indices": (lambda x, i, j: x.at[i, j].add(1.5), X, I, ids(1000, high=40)),
+    "two indices": (lambda x, i, j: x.at[i, j].add(1.5), X, ids(4000, high=300), ids(4000, high=40)),
     "indices of two dimensions": (lambda x, i, u: x.at[i.reshape(10, 100)].add(u.reshape(10, 100, 40)), X, I, U),
     "a number for all": (lambda x, i: x.at[i].add(1), X, I),
     "a transposed result": (lambda x, i, u: x.at[i].add(u).T * 2, X, I, U),
@@ -78,9 +78,12 @@ PROGRAMS = {
 }
 
 
+INEXACT = {"multiply", "segment_mean", "producers", "gradient", "sum"}      # what is around the scatter rounds otherwise
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_are_those_of_jax(name):
-    check(*PROGRAMS[name], exact=name != "producers and consumers" and "gradient" not in name and "sum of" not in name)
+    check(*PROGRAMS[name], exact=not INEXACT.intersection(name.split()))
 
 
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if "wait" not in n and "again" not in n and "sum of" not in n])
@@ -97,7 +100,7 @@ def test_element_types(dtype, width):
     shape = () if width is None else (width,)
     x, u = (jnp.asarray(array(n, *shape)).astype(dtype) for n in (20, 200))
     i = ids(200, high=24, low=-3)
-    check(lambda x, i, u: (x.at[i].add(u, mode="drop"), x.at[i].set(u, mode="drop")), x, i, u)
+    check(lambda x, i, u: (x.at[i].max(u) if dtype == "bool" else x.at[i].add(u, mode="drop"), x.at[i].set(u, mode="drop")), x, i, u)
     if dtype != "complex64":
         check(lambda x, i, u: (x.at[i].min(u), x.at[i].max(u)), x, i, u)
 

@@ -7,6 +7,7 @@ assignment a cell keeps the number of the last update. What is element-wise afte
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, scalar_expr, storage_type
-from hlofuse.codegen.scatter_sizing import ROUND, accumulator_type, tile_scatters
+from hlofuse.codegen.scatter_sizing import ROUND, tile_scatters
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.scatter import ASSIGN, PARTIAL, Scatter
 from hlofuse.hlo.index_map import Index, constant, delinearize, linearize, to_c, var
@@ -52,11 +53,12 @@ class _Writer:
         self.n = self.values.name("update")
         self.batch, self.target, self.element = (a.name for a in self.plan.axes)
         self.cells: list[_Cells] = []
+        self.places: set[str] = set()      # lines that say where a cell lies, dropped where nothing reads them
 
     # --- the text, from top to bottom -------------------------------------------------------------------------------
 
     def write(self) -> int:
-        t, tiling, nest = self.type, self.tiling, self.nest
+        tiling, nest = self.tiling, self.nest
         self.values.scheduled = {s.instruction for s in self.plan.scatters}
         self._begin()
         self.cells = [self._new_cells(s) for s in self.plan.scatters]
@@ -70,10 +72,10 @@ class _Writer:
         wide = [c for c in self.cells if c.width > 1 and tiling.by_column]
         if wide:
             self._fold(wide)
-            nest.emit(f"for_wide_updates<THREADS, {ROUND}, {tiling.columns}>(({t})first, ({t})last, (int)columns, row_of, "
-                      "fold_row, read, fold);")
+            nest.emit(f"for_wide_updates<THREADS, {ROUND}, {tiling.columns}>(first, last, {self._int('columns')}, row_of, fold_row, "
+                      "read, fold);")
         else:
-            nest.emit(f"for_updates<THREADS, {ROUND}>(({t})first, ({t})last, row_of, fold_row);")
+            nest.emit(f"for_updates<THREADS, {ROUND}>(first, last, row_of, fold_row);")
         nest.emit("BARRIER();")
         if tiling.chunks == 1:
             self._finish()
@@ -100,7 +102,7 @@ class _Writer:
         for what, tile, size, total, tiles in (("row", row_tile, z.rows, z.row_count, z.row_tiles),
                                                ("column", column_tile, z.columns, z.column_count, z.column_tiles)):
             if tiles == 1:
-                nest.emit(f"const {t} {what}0 = 0, {what}s = {total};")
+                nest.emit(f"const {t} {what}s = {total};")
             elif total % size == 0:
                 nest.emit(f"const {t} {what}0 = {tile} * {size}, {what}s = {size};")
             else:
@@ -115,12 +117,13 @@ class _Writer:
 
     def _new_cells(self, s: Scatter) -> _Cells:
         nest, z = self.nest, self.tiling
-        kind = accumulator_type(s, self.type != "int")
-        width = z.columns if s.is_wide else 1
+        kind, width = c_type(s.instruction.element_type), z.width(s)
+        if z.keeps_number(s):
+            kind = "s32" if self.type == "int" else "s64"
         count = z.rows * width
         outputs = self.plan.computation.outputs
         if self.sequential and s.instruction in outputs and storage_type(s.instruction.element_type) == kind and \
-                s.combine != ASSIGN and (s.is_wide or z.column_tiles == 1):
+                (s.column_count > 1 or z.column_tiles == 1):
             return _Cells(s, kind, width, nest.output_names[outputs.index(s.instruction)], direct=True)
         if nest.dialect.threads > 1:
             name = self.values.name(f"{s.instruction.name or 'scatter'}_tile")
@@ -145,30 +148,33 @@ class _Writer:
                     where.insert(vector_dim, constant(component))
                 value = self.values.at(s.indices, tuple(where))
                 conditions += _inside(value, s.indices.element_type, s.instruction.dims[d])
-                row.append(f"({t}){value}" + (f" * {stride}" if stride > 1 else ""))
+                whole = value if (t, s.indices.element_type) == ("int", "s32") else f"({t}){value}"
+                row.append(whole + (f" * {stride}" if stride > 1 else ""))
                 stride *= s.instruction.dims[d]
             test, text = " && ".join(conditions), " + ".join(reversed(row)) or "0"
             if self.tiling.row_tiles == 1:
-                nest.emit(f"return {test} ? (int)({text}) : -1;" if test else f"return (int)({text});")
+                text = text if t == "int" else f"(int)({text})"
+                nest.emit(f"return {test} ? {text} : -1;" if test else f"return {text};")
             else:
                 nest.emit(f"const {t} {self.target} = " + (f"{test} ? {text} : -1;" if test else f"{text};"))
-                nest.emit(f"return {self.target} >= row0 && {self.target} < row0 + rows ? (int)({self.target} - row0) "
-                          ": -1;")
+                inside = f"{self.target} >= row0 && {self.target} < row0 + rows"
+                nest.emit(f"return {inside} ? {self._int(f'{self.target} - row0')} : -1;")
 
     def _fold_row(self) -> None:
         """What is folded for an update as a whole: where a row has one cell, or threads are not side by side along it."""
         nest, t = self.nest, self.type
-        with nest.block(f"const auto fold_row = [&](const {t} {self.n}, const int row) INLINE {{",
-                        (self.n, "row", self.target), "};"):
+        with self._block(f"const auto fold_row = [&](const {t} {self.n}, const int row) INLINE {{",
+                         (self.n, "row", self.target), "};"):
             self._declare_target()
             for c in self.cells:
-                if c.scatter.combine == ASSIGN:
+                if self.tiling.keeps_number(c.scatter):
                     nest.emit(f"{c.name}[{c.base}row] = {self.n};")
                 elif c.width == 1:
                     nest.where[self.element] = constant(0)
                     self._fold_one(c, self._update(c.scatter))
                 elif not self.tiling.by_column:
-                    with nest.block("for (int column = 0; column < columns; column++) {", ("column", self.element)):
+                    limit = self.tiling.columns if self.tiling.column_tiles == 1 else "columns"
+                    with self._block(f"for (int column = 0; column < {limit}; column++) {{", ("column", self.element), "}"):
                         self._declare_element()
                         self._fold_one(c, self._update(c.scatter))
 
@@ -178,15 +184,14 @@ class _Writer:
         kind = self.values.name("Update")
         fields = [self.values.name("value") for _ in cells]
         nest.emit(f"struct {kind} {{ {' '.join(f'{c.kind} {f};' for c, f in zip(cells, fields, strict=True))} }};")
-        with nest.block(f"const auto read = [&](const {t} {self.n}, const int column) INLINE {{",
-                        (self.n, "column", self.element), "};"):
+        with self._block(f"const auto read = [&](const {t} {self.n}, const int column) INLINE {{",
+                         (self.n, "column", self.element), "};"):
             self._declare_element()
             nest.emit(f"return {kind}{{{', '.join(self._update(c.scatter) for c in cells)}}};")
-        with nest.block(f"const auto fold = [&](const int row, const int column, const {kind}& read_value) INLINE {{",
-                        ("row", "column", self.target, self.element), "};"):
-            if any(c.direct for c in cells):
-                self._declare_target()
-                self._declare_element()
+        with self._block(f"const auto fold = [&](const int row, const int column, const {kind}& read_value) INLINE {{",
+                         ("row", "column", self.target, self.element), "};"):
+            self._declare_target()
+            self._declare_element()
             for c, f in zip(cells, fields, strict=True):
                 self._fold_one(c, f"read_value.{f}")
 
@@ -197,8 +202,9 @@ class _Writer:
         nest, z = self.nest, self.tiling
         count = z.rows * c.width
         c.partial = nest.new_scratch(c.kind, z.items * z.chunks * count)
+        cell = f"row * {c.width} + column" if c.width > 1 else "row"
         with self._each_cell(c.width):
-            nest.emit(f"{c.partial}[(long long)BLOCK * {count} + row * {c.width} + column] = {self._cell(c)};")
+            nest.emit(f"{c.partial}[(long long)BLOCK * {count} + {cell}] = {self._cell(c)};")
 
     def _finish(self) -> None:
         """The totals of every cell, and what is computed from them."""
@@ -233,10 +239,10 @@ class _Writer:
     @contextmanager
     def _each_cell(self, width: int) -> Iterator[None]:
         """Every cell of the tile, or of its first column."""
-        columns = "(int)columns" if width > 1 else "1"
-        with self.nest.block(f"for_cells<THREADS, {width}>((int)rows, {columns}, "
-                             "[&](const int row, const int column) INLINE {",
-                             ("row", "column", self.target, self.element), "});"):
+        columns = self._int("columns") if width > 1 else "1"
+        with self._block(f"for_cells<THREADS, {width}>({self._int('rows')}, {columns}, "
+                         "[&](const int row, const int column) INLINE {",
+                         ("row", "column", self.target, self.element), "});"):
             self._declare_target()
             if width > 1:
                 self._declare_element()
@@ -244,17 +250,41 @@ class _Writer:
                 self.nest.where[self.element] = constant(0)
             yield
 
+    def _int(self, text: str) -> str:
+        return text if self.type == "int" else f"(int)({text})"
+
     def _declare_target(self) -> None:
         z = self.tiling
         self.nest.where[self.target] = var(self.target, 0, z.row_count - 1)
         if z.row_count > 1:
-            self.nest.emit(f"const {self.type} {self.target} = row0 + row;")
+            self._emit_place(self.target, "row")
 
     def _declare_element(self) -> None:
         z = self.tiling
         self.nest.where[self.element] = var(self.element, 0, z.column_count - 1)
         if z.column_count > 1:
-            self.nest.emit(f"const {self.type} {self.element} = column0 + column;")
+            self._emit_place(self.element, "column")
+
+    def _emit_place(self, name: str, what: str) -> None:
+        first = f"{what}0 + " if getattr(self.tiling, f"{what}_tiles") > 1 else ""
+        line = f"const {self.type} {name} = {first}{what};"
+        self.places.add(line)
+        self.nest.emit(line)
+
+    @contextmanager
+    def _block(self, header: str, variables: Sequence[str], footer: str = "};") -> Iterator[None]:
+        """As the nest's, without the places that nothing in it reads."""
+        with self.values.inside(variables) as scope:
+            yield
+        lines = scope.lines
+        for k in reversed(range(len(lines))):
+            if lines[k] in self.places:
+                name = lines[k].split()[2] if not self.type.startswith("long") else lines[k].split()[3]
+                if not any(re.search(rf"\b{name}\b", other) for other in lines[k + 1:]):
+                    del lines[k]
+        self.nest.emit(header)
+        self.values.scope.lines.extend("  " + line for line in lines)
+        self.nest.emit(footer)
 
     def _cell(self, c: _Cells) -> str:
         if c.direct:
@@ -263,13 +293,13 @@ class _Writer:
         return f"{c.name}[{c.base}row * {c.width} + column]" if c.width > 1 else f"{c.name}[{c.base}row]"
 
     def _identity(self, c: _Cells) -> str:
-        if c.scatter.combine == ASSIGN:
+        if self.tiling.keeps_number(c.scatter):
             return "-1"
         kind = c.scatter.instruction.element_type
         return literal_expr(np.asarray(identity_of(PARTIAL[c.scatter.combine], kind)), kind)
 
     def _array_element(self, c: _Cells) -> str:
-        if c.scatter.combine == ASSIGN:
+        if self.tiling.keeps_number(c.scatter):
             return "-1"
         return self.values.at(c.scatter.array, self.plan.canonical(c.scatter.instruction, self.nest.where))
 
@@ -292,6 +322,8 @@ class _Writer:
 
     def _folded(self, s: Scatter, cell: str, value: str) -> str:
         """One update folded into a cell, rounded as HLO does."""
+        if s.combine == ASSIGN:
+            return value
         root = s.instruction.attrs["to_apply"].root
         kind = s.instruction.element_type
         return scalar_expr(root, [cell, value], [kind, kind])
@@ -312,7 +344,7 @@ class _Writer:
                 continue
             place = self.plan.canonical(i, self.nest.where)
             make: Callable[[_Cells, tuple[Index, ...]], str] = \
-                self._assigned if c.scatter.combine == ASSIGN else self._total
+                self._assigned if self.tiling.keeps_number(c.scatter) else self._total
             self.values.scope.memo[(i, place)] = make(c, place)
 
     def _total(self, c: _Cells, place: tuple[Index, ...]) -> str:

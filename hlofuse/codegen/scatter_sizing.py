@@ -1,45 +1,55 @@
 """Sizing of the scatter form: the tile of rows x columns that a block owns, and the chunk of the updates that it reads.
 
 Every tile reads all index vectors of its chunk, chunks leave partial results that a last block folds: the tiling is
-the one with the least of both. On the CPU accumulators lie in memory and columns are cut, because rows that are cut
-make a branch that is hard to predict; there is one chunk unless arrays are small beside the updates.
+the one with the least of both. On the CPU accumulators lie in memory, and rows are not cut, because which updates
+have one would be a branch that is hard to predict: there are chunks where arrays are small beside the updates, and wide
+rows are cut along their columns.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlofuse.codegen.dialect import Dialect
-from hlofuse.codegen.scalar_expr import c_type
 from hlofuse.fusion.scatter import ASSIGN, Scatter, widest
-from hlofuse.hlo.shape import Shape
 
 RUN = 16                  # as many columns are worth neighboring threads or a vector
 MOST_COLUMNS = 256        # of a tile
 NARROW_COLUMNS = 8        # of a tile whose threads are side by side along the updates
-TILE_BYTES = 24 * 1024    # of accumulators in shared memory: several blocks of a multiprocessor
+TILE_BYTES = 38 * 1024    # of accumulators in shared memory, which has 48 KiB for them and a round's list
 ROUND = 2048              # index vectors that a block looks at together
-TASK_UPDATES = 65536      # updated elements that are worth a block on the CPU
+TASK_ELEMENTS = 65536     # updated elements that are worth a block on the CPU
+FEW_ROWS = 8              # an array has few where it has so many times more updates
+HOST_COLUMNS = 64         # of a tile on the CPU
 SCAN_RATE = 1.6e6         # index vectors per µs that a GPU looks at
 FOLD_RATE = 3e4           # partial results per µs that one block folds
 ROW_RATE = 1e5            # elements per µs that one block adds up
 WANTED_BLOCKS = 1056
-HOST_BLOCKS = 16
+HOST_BLOCKS = 8
 
 
 @dataclass(frozen=True)
 class Tiling:
     """`rows` x `columns` cells of a block, out of `row_count` x `column_count` in each of `batches`; `chunks` of the
-    `updates`. `by_column`: neighboring threads have neighboring columns."""
+    `updates`. `by_column`: neighboring threads have neighboring columns. `numbered`: of an assignment a row keeps the
+    number of its last update, not that update."""
 
     rows: int
     columns: int
     chunks: int
     by_column: bool
+    numbered: bool
     row_count: int
     column_count: int
     batches: int
     updates: int
+
+    def keeps_number(self, s: Scatter) -> bool:
+        return self.numbered and s.combine == ASSIGN
+
+    def width(self, s: Scatter) -> int:
+        """Accumulators of a row of the tile."""
+        return self.columns if s.column_count > 1 and not self.keeps_number(s) else 1
 
     @property
     def row_tiles(self) -> int:
@@ -67,57 +77,47 @@ class Tiling:
         return max(scan, alone) + fold
 
 
-def accumulator_type(s: Scatter, wide_index: bool = False) -> str:
-    """The C type of a cell while it is accumulated: of an assignment, of the number of the last update."""
-    if s.combine == ASSIGN:
-        return "s64" if wide_index else "s32"
-    return c_type(s.instruction.element_type)
-
-
-def _cell_bytes(scatters: Sequence[Scatter], wide: bool) -> int:
-    sizes = {"float": 4, "double": 8, "bool": 1}
-    return sum(sizes.get(kind) or Shape(kind).dtype.itemsize
-               for kind in (accumulator_type(s, True) for s in scatters if s.is_wide == wide))
-
-
 def tile_scatters(scatters: Sequence[Scatter], dialect: Dialect) -> Tiling:
+    """The tiling of a kernel's scatters."""
+    return _on_host(scatters) if dialect.threads == 1 else _on_gpu(scatters)
+
+
+def _on_gpu(scatters: Sequence[Scatter]) -> Tiling:
     main = widest(scatters)
-    # Where only numbers of updates are kept, columns are cut for the finish alone.
-    by_column = any(s.is_wide and s.has_runs and s.column_count >= RUN for s in scatters)
-    if dialect.threads == 1:
-        return _on_host(scatters, main, by_column)
-    wide, narrow = max(1, _cell_bytes(scatters, True)), _cell_bytes(scatters, False)
-    columns = min(main.column_count, MOST_COLUMNS if by_column or not _has_wide(scatters) else NARROW_COLUMNS)
+    wide = [s for s in scatters if s.column_count > 1 and s.combine != ASSIGN]
+    by_column = _by_column(wide)
+    row_bytes = sum(8 if s.combine == ASSIGN else s.instruction.array.dtype.itemsize * 2
+                    for s in scatters if s not in wide)
+    columns = min(main.column_count, MOST_COLUMNS if by_column or not wide else NARROW_COLUMNS)
     columns = -(-main.column_count // -(-main.column_count // columns))
-    most = max(1, min(main.row_count, TILE_BYTES // (wide * columns + narrow)))
-    found = []
-    rows = most
+    row_bytes += sum(max(4, s.instruction.array.dtype.itemsize) * columns for s in wide)
+    rows = max(1, min(main.row_count, TILE_BYTES // row_bytes))
+    found: list[Tiling] = []
     while True:
-        tiling = Tiling(rows, columns, 1, by_column, main.row_count, main.column_count, main.batch_count,
-                        main.update_count)
+        tiling = _tiling(main, rows, columns, 1, by_column, True)
         chunks = max(1, min(WANTED_BLOCKS // tiling.items, main.update_count // (2 * ROUND)))
-        for n in dict.fromkeys((chunks, max(1, chunks // 2), max(1, chunks // 4), 1)):
-            found.append(Tiling(rows, columns, n, by_column, main.row_count, main.column_count, main.batch_count,
-                                main.update_count))
+        found += [replace(tiling, chunks=max(1, chunks // part)) for part in (1, 2, 4, chunks)]
         if rows == 1 or tiling.items >= WANTED_BLOCKS:
-            break
+            return min(found, key=lambda t: t.extra_us)
         rows = -(-rows // 2)
-    return min(found, key=lambda t: t.extra_us)
 
 
-def _has_wide(scatters: Sequence[Scatter]) -> bool:
-    return any(s.is_wide for s in scatters)
+def _on_host(scatters: Sequence[Scatter]) -> Tiling:
+    main = widest(scatters)
+    columns, chunks = main.column_count, 1
+    blocks = min(HOST_BLOCKS // min(main.batch_count, HOST_BLOCKS), main.update_count * columns // TASK_ELEMENTS)
+    by_column = _by_column([s for s in scatters if s.column_count > 1])
+    if blocks > 1 and main.row_count * FEW_ROWS <= main.update_count and all(s.combine != ASSIGN for s in scatters):
+        chunks = min(blocks, main.update_count // (main.row_count * FEW_ROWS // 2))
+    elif blocks > 1 and by_column and columns >= 2 * HOST_COLUMNS:
+        columns = RUN * -(-columns // (RUN * min(blocks, columns // HOST_COLUMNS)))
+    return _tiling(main, main.row_count, columns, chunks, by_column, False)
 
 
-def _on_host(scatters: Sequence[Scatter], main: Scatter, by_column: bool) -> Tiling:
-    rows, columns, chunks = main.row_count, main.column_count, 1
-    work = max(main.update_count, rows) * columns
-    blocks = max(1, min(HOST_BLOCKS // min(main.batch_count, HOST_BLOCKS), work // TASK_UPDATES))
-    if blocks > 1 and by_column and columns >= 2 * RUN:
-        columns = RUN * -(-columns // (RUN * min(blocks, columns // RUN)))
-    elif blocks > 1 and rows * columns * 8 <= main.update_count:
-        chunks = min(blocks, HOST_BLOCKS // 2)
-    elif blocks > 1:
-        rows = -(-rows // min(blocks, HOST_BLOCKS // 2, rows))
-    return Tiling(rows, columns, chunks, by_column, main.row_count, main.column_count, main.batch_count,
+def _by_column(scatters: Sequence[Scatter]) -> bool:
+    return any(s.has_runs and s.column_count >= RUN for s in scatters)
+
+
+def _tiling(main: Scatter, rows: int, columns: int, chunks: int, by_column: bool, numbered: bool) -> Tiling:
+    return Tiling(rows, columns, chunks, by_column, numbered, main.row_count, main.column_count, main.batch_count,
                   main.update_count)

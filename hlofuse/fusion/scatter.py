@@ -70,11 +70,6 @@ class Scatter:
         return math.prod(n for k, n in enumerate(self.update_dims) if k not in self.batch_at)
 
     @property
-    def is_wide(self) -> bool:
-        """Whether a cell of its own is kept for each column; of an assignment only the last update's number is."""
-        return self.column_count > 1 and self.combine != ASSIGN
-
-    @property
     def has_runs(self) -> bool:
         """Whether neighbors in the updates' memory are neighboring columns."""
         rank = len(self.updates.dims)
@@ -168,7 +163,7 @@ def plan_scatters(computation: Computation) -> Plan:
     outside = sum(1 << a for a in (*axes[0].atoms, *axes[1].atoms))
     for s in scatters:
         check_axes(s.instruction, analysis)
-        if analysis.mask(s.instruction) not in (domain, outside) or s.is_wide and s.column_count != main.column_count:
+        if analysis.mask(s.instruction) not in (domain, outside) or s.column_count not in (1, main.column_count):
             raise Refusal("shape", "{} has other axes than {}", s.instruction, main.instruction)
         if [_atoms(analysis, s, d) for d in (s.batch, s.rows)] != [axes[0].atoms, axes[1].atoms]:
             raise Refusal("shape", "the rows of {} are others than those of {}", s.instruction, main.instruction)
