@@ -72,8 +72,8 @@ class _Writer:
         wide = [c for c in self.cells if c.width > 1 and tiling.by_column]
         if wide:
             self._fold(wide)
-            nest.emit(f"for_wide_updates<THREADS, {ROUND}, {tiling.columns}>(first, last, {self._int('columns')}, row_of, fold_row, "
-                      "read, fold);")
+            nest.emit(f"for_wide_updates<THREADS, {ROUND}, {tiling.columns}>(first, last, {self._int('columns')}, row_of, "
+                      "fold_row, read, fold);")
         else:
             nest.emit(f"for_updates<THREADS, {ROUND}>(first, last, row_of, fold_row);")
         nest.emit("BARRIER();")
@@ -161,7 +161,7 @@ class _Writer:
                 nest.emit(f"return {inside} ? {self._int(f'{self.target} - row0')} : -1;")
 
     def _fold_row(self) -> None:
-        """What is folded for an update as a whole: where a row has one cell, or threads are not side by side along it."""
+        """What is folded for a whole update: where a row has one cell, or threads do not lie along it."""
         nest, t = self.nest, self.type
         with self._block(f"const auto fold_row = [&](const {t} {self.n}, const int row) INLINE {{",
                          (self.n, "row", self.target), "};"):
@@ -174,7 +174,8 @@ class _Writer:
                     self._fold_one(c, self._update(c.scatter))
                 elif not self.tiling.by_column:
                     limit = self.tiling.columns if self.tiling.column_tiles == 1 else "columns"
-                    with self._block(f"for (int column = 0; column < {limit}; column++) {{", ("column", self.element), "}"):
+                    header = f"for (int column = 0; column < {limit}; column++) {{"
+                    with self._block(header, ("column", self.element), "}"):
                         self._declare_element()
                         self._fold_one(c, self._update(c.scatter))
 

@@ -22,8 +22,8 @@ TASK_ELEMENTS = 65536     # updated elements that are worth a block on the CPU
 FEW_ROWS = 8              # an array has few where it has so many times more updates
 HOST_COLUMNS = 64         # of a tile on the CPU
 SCAN_RATE = 1.6e6         # index vectors per µs that a GPU looks at
-FOLD_RATE = 3e4           # partial results per µs that one block folds
-ROW_RATE = 1e5            # elements per µs that one block adds up
+FOLD_RATE = 7e3           # partial results per µs that one block folds: few are under way at a time
+ELEMENT_RATE = 2e3        # elements of updates per µs that one block adds up, for the same reason
 WANTED_BLOCKS = 1056
 HOST_BLOCKS = 8
 
@@ -72,7 +72,7 @@ class Tiling:
         """On a GPU: what is not reading updates and writing results once."""
         scan = self.items * self.updates / SCAN_RATE
         blocks = self.items * self.chunks
-        alone = self.batches * self.updates * self.column_count / ROW_RATE / min(blocks, WANTED_BLOCKS)
+        alone = self.batches * self.updates * self.column_count / ELEMENT_RATE / min(blocks, WANTED_BLOCKS)
         fold = self.chunks * self.rows * self.columns / FOLD_RATE if self.chunks > 1 else 0.0
         return max(scan, alone) + fold
 

@@ -285,7 +285,7 @@ class Axes:
     def _scatter(self, i: Instruction) -> Dims:
         """The array's own axes; index vectors and updates are read in loops of their own. What the same index vectors
         name is one loop, and so are windows of one size."""
-        self.shifted.update(((i, k) for k in range(1, len(i.operands))))
+        self.shifted.update((i, k) for k in range(1, len(i.operands)))
         dims = self._raw[i.operands[0]]
         attrs: Any = i.attrs
         named = (*attrs.get("input_batching_dims", ()), *attrs["scatter_dims_to_operand_dims"])

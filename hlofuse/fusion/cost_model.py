@@ -154,8 +154,8 @@ class KernelCosts:
             else:
                 size = through.array.size
                 result = i.result_shapes[0].size
-                often = size if i.opcode == "scatter" else result if i.opcode in ("gather", "dynamic-slice", "reshape") or k and i.opcode == "gather" \
-                    else size if inline else min(size, result)
+                often = result if i.opcode in ("gather", "dynamic-slice", "reshape") or k and i.opcode == "gather" \
+                    else size if inline or i.opcode == "scatter" else min(size, result)
                 found.append(_Edge(target, k, often))
         return found
 
@@ -210,9 +210,10 @@ class KernelCosts:
             if constrained and pair <= chosen:
                 raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
         scatters: list[Scatter] = []
+        scheduled: list[int] = []
         if self._scatters and not chosen.isdisjoint(self._scatters):
             scatters = check_scattering(order, self._scatters, self.operands, self._large)
-            scheduled, (domain, reduced) = [], self._scattered_domain(scatters)
+            domain, reduced = self._scattered_domain(scatters)
         else:
             scheduled, domain, reduced = self._domain(sorted(self._large & chosen), outs)
         accumulators = sum([len(self.graph.vertices[v].instruction.operands) // 2 for v in scheduled])

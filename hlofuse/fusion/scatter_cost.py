@@ -78,7 +78,8 @@ def _is_better_left(s: Scatter, device: DeviceSpec) -> str | None:
     if FEW_UPDATES * updated < array and not _is_fill(s.array):
         return f"{updated} bytes of updates change an array of {array} in its place"
     if device.dialect == "host":
-        return "the CPU has instructions for its type, kernels have not" if s.instruction.element_type in NATIVE else None
+        known = s.instruction.element_type in NATIVE
+        return "the CPU has instructions for its type, kernels have not" if known else None
     ours = scatter_shape([s], device)
     read = s.indices.array.byte_size
     moved = (updated + array + read + 2 * ours.partial_bytes) / device.bandwidth
