@@ -55,7 +55,8 @@ PROGRAMS = {
     "segment_max": (lambda u, i: jax.ops.segment_max(u, i, 300), U, IDS),
     "segment_mean": (lambda u, i: jax.ops.segment_sum(u, i, 300) / jnp.maximum(
         jax.ops.segment_sum(jnp.ones(1000), i, 300), 1.0)[:, None], U, IDS),
-    "producers and consumers": (lambda x, i, u: jnp.tanh((x * 2).at[(i * 7) % 300].add(jnp.exp(u * 0.1))) + x, X, IDS, U),
+    "producers and consumers": (lambda x, i, u: jnp.tanh((x * 2).at[(i * 7) % 300].add(jnp.exp(u * 0.1))) + x,
+                                X, IDS, U),
     "histogram": (lambda i: jnp.zeros(300, jnp.int32).at[i].add(1), IDS),
     "columns": (lambda x, i, u: x.T.at[:, i].add(u.T), X, IDS, U),
     "two indices": (lambda x, i, j: x.at[i, j].add(1.5), X, ids(4000, high=300), ids(4000, high=40)),
@@ -183,6 +184,23 @@ def test_segment_mean_is_one_launch_with_little_more_traffic_than_its_operands()
 def test_a_few_rows_of_a_large_array_are_left_to_xla():
     compilation = compile_function(lambda x, i, u: (x * 2).at[i].add(u), array(1000, 64), ids(10), array(10, 64))
     assert "left to XLA: 2560 bytes of updates change an array of 256000 in its place" in compilation.explain()
+
+
+def test_a_donated_array_is_changed_in_its_place():
+    def f(x, i, u):
+        return x.at[i].add(u)
+
+    assert compile_function(f, X, IDS, U, device="host").clusters[0].text.aliases == {0: 0}
+    x = jnp.asarray(X)
+    place = x.unsafe_buffer_pointer()
+    got = hlofuse.jit(f, donate_argnums=0)(x, IDS, U)
+    assert got.unsafe_buffer_pointer() == place
+    np.testing.assert_array_equal(got, jax.jit(f)(X, IDS, U))
+    for g in (lambda x, i, u: x.at[i].add(u) + x, lambda x, i, u: x.at[i].add(u * x[i]),
+              lambda x, i, u: x.at[i].add(x[0])):
+        assert not compile_function(g, X, IDS, U, device="host").clusters[0].text.aliases
+        got = hlofuse.jit(g, donate_argnums=0)(jnp.asarray(X), IDS, U)
+        np.testing.assert_allclose(got, jax.jit(g)(X, IDS, U), 1e-5, 1e-4)
 
 
 def test_other_computations_are_left_to_xla():

@@ -142,10 +142,11 @@ def _unique(argument: Argument, taken: Sequence[Argument | None]) -> Argument:
 
 
 def _aliases(w: _Written) -> dict[int, int]:
-    """Only the loop form reads and writes each element in one iteration; rows are read again in later passes. A result
+    """Only the loop form reads and writes each element in one iteration (and a scatter where it changes an array in its
+    place); rows are read again in later passes. A result
     may take the memory of a parameter that it reads itself, at its own place only, and that no later result reads."""
     if w.form != "loop":
-        return {}
+        return w.nest.aliases
     found: dict[int, int] = {}
     nest, computation = w.nest, w.nest.plan.computation
     needs = [set(post_order((output,))) for output in computation.outputs]

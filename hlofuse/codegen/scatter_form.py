@@ -72,8 +72,9 @@ class _Writer:
         wide = [c for c in self.cells if c.width > 1 and tiling.by_column]
         if wide:
             self._fold(wide)
-            nest.emit(f"for_wide_updates<THREADS, {ROUND}, {tiling.columns}>(first, last, {self._int('columns')}, row_of, "
-                      "fold_row, read, fold);")
+            columns = self._int("columns")
+            nest.emit(f"for_wide_updates<THREADS, {ROUND}, {tiling.columns}>(first, last, {columns}, row_of, fold_row, "
+                      "read, fold);")
         else:
             nest.emit(f"for_updates<THREADS, {ROUND}>(first, last, row_of, fold_row);")
         nest.emit("BARRIER();")
@@ -124,7 +125,10 @@ class _Writer:
         outputs = self.plan.computation.outputs
         if self.sequential and s.instruction in outputs and storage_type(s.instruction.element_type) == kind and \
                 (s.column_count > 1 or z.column_tiles == 1):
-            return _Cells(s, kind, width, nest.output_names[outputs.index(s.instruction)], direct=True)
+            k = outputs.index(s.instruction)
+            if s.array.opcode == "parameter" and self._is_read_once(s.array):
+                nest.aliases[self.plan.computation.parameters.index(s.array)] = k
+            return _Cells(s, kind, width, nest.output_names[k], direct=True)
         if nest.dialect.threads > 1:
             name = self.values.name(f"{s.instruction.name or 'scatter'}_tile")
             nest.emit(f"SHARED({kind}, {name}, {count});")
@@ -134,6 +138,10 @@ class _Writer:
         base = self.values.name("cell0")
         nest.emit(f"const long long {base} = (long long)BLOCK * {count};")
         return _Cells(s, kind, width, name, base=f"{base} + ", partial=name if z.chunks > 1 else "")
+
+    def _is_read_once(self, p: Instruction) -> bool:
+        users = self.plan.computation.users[p]
+        return len(users) == 1 and sum(o is p for o in users[0].operands) == 1
 
     def _row_of(self) -> None:
         """Which row of the tile an index vector names; -1 if none."""

@@ -18,6 +18,7 @@ MOST_COLUMNS = 256        # of a tile
 NARROW_COLUMNS = 8        # of a tile whose threads are side by side along the updates
 TILE_BYTES = 38 * 1024    # of accumulators in shared memory, which has 48 KiB for them and a round's list
 ROUND = 2048              # index vectors that a block looks at together
+LEAST_CHUNK = 512         # updates that are worth a block
 TASK_ELEMENTS = 65536     # updated elements that are worth a block on the CPU
 FEW_ROWS = 8              # an array has few where it has so many times more updates
 HOST_COLUMNS = 64         # of a tile on the CPU
@@ -90,12 +91,14 @@ def _on_gpu(scatters: Sequence[Scatter]) -> Tiling:
                     for s in scatters if s not in wide)
     columns = min(main.column_count, MOST_COLUMNS if by_column or not wide else NARROW_COLUMNS)
     columns = -(-main.column_count // -(-main.column_count // columns))
-    row_bytes += sum(max(4, s.instruction.array.dtype.itemsize) * columns for s in wide)
+    wide_bytes = sum(max(4, s.instruction.array.dtype.itemsize) for s in wide)
+    columns = max(1, min(columns, (TILE_BYTES - row_bytes) // max(1, wide_bytes)))
+    row_bytes += wide_bytes * columns
     rows = max(1, min(main.row_count, TILE_BYTES // row_bytes))
     found: list[Tiling] = []
     while True:
         tiling = _tiling(main, rows, columns, 1, by_column, True)
-        chunks = max(1, min(WANTED_BLOCKS // tiling.items, main.update_count // (2 * ROUND)))
+        chunks = max(1, min(WANTED_BLOCKS // tiling.items, main.update_count // LEAST_CHUNK))
         found += [replace(tiling, chunks=max(1, chunks // part)) for part in (1, 2, 4, chunks)]
         if rows == 1 or tiling.items >= WANTED_BLOCKS:
             return min(found, key=lambda t: t.extra_us)
