@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from hlofuse.codegen.nest import Nest, Reduction
 from hlofuse.codegen.scalar_expr import c_type, storage_type
+from hlofuse.codegen.scatter_form import write_scatter
 from hlofuse.codegen.sizing import has_branches, round_up
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Axis
@@ -423,12 +424,15 @@ FORMS: dict[str, Callable[[Nest], int]] = {
     "column": write_column,
     "split column": write_split_column,
     "short row": write_short_row,
+    "scatter": write_scatter,
 }
 
 
 def choose_form(nest: Nest) -> str:
     """The form of a plan: by what its lanes run over, and whether its reductions are split over blocks."""
     plan, split = nest.plan, nest.sizing.chunks > 1
+    if plan.scatters:
+        return "scatter"
     if not plan.levels:
         return "transpose" if plan.staged else "loop"
     if plan.lanes_reduced:

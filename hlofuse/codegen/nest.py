@@ -80,6 +80,7 @@ class Nest:
         self.scratch: list[tuple[str, str, Shape]] = []
         self.where: dict[str, Index] = {}
         self.waiting = dependent_levels(plan)
+        self.aliases: dict[int, int] = {}     # of the scatter form, as a kernel's
         self.counters = 0
         self.shared_bytes = 0
         self.finished: list[Reduction] = []   # whose results are in their lanes' accumulators

@@ -30,6 +30,7 @@ class Axes:
         self._raw: dict[Instruction, Dims] = {}
         self._resolved: dict[Instruction, Dims] = {}
         self.shifted: set[tuple[Instruction, int]] = set()   # (reader, operand number)
+        self._scattered: dict[tuple[Instruction, bool, tuple[int, ...]], Dims] = {}
         for instruction in instructions:
             self._raw[instruction] = self._rule(instruction)
 
@@ -284,6 +285,21 @@ class Axes:
             if n == m:
                 self._unify(a, b)
         return result
+
+    def _scatter(self, i: Instruction) -> Dims:
+        """The array's own axes; index vectors and updates are read in loops of their own. What the same index vectors
+        name is one loop, and so are windows of one size."""
+        self.shifted.update((i, k) for k in range(1, len(i.operands)))
+        dims = self._raw[i.operands[0]]
+        attrs: Any = i.attrs
+        named = (*attrs.get("input_batching_dims", ()), *attrs["scatter_dims_to_operand_dims"])
+        window = [k for k in range(len(dims)) if k not in named]
+        for where in (named, tuple(window)):
+            key = (i.operands[len(i.operands) // 2], where is named, tuple(i.dims[k] for k in where))
+            known = self._scattered.setdefault(key, tuple(dims[k] for k in where))
+            for a, k in zip(known, where, strict=True):
+                self._unify(a, dims[k])
+        return dims
 
     def _gather(self, i: Instruction) -> Dims:
         attrs: Any = i.attrs

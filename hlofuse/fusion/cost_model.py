@@ -22,6 +22,8 @@ from hlofuse.fusion.graph import (
 )
 from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, UNROLLED_REDUCTION, Refusal, reduced_size
 from hlofuse.fusion.registers import quick_registers
+from hlofuse.fusion.scatter import Scatter, scatter_of
+from hlofuse.fusion.scatter_cost import check_scattering, scatter_shape, widest_scatter
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import Shape
@@ -121,13 +123,15 @@ class KernelCosts:
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._small = {v for v, size in enumerate(self._reduced) if UNROLLED_REDUCTION < size <= INLINE_REDUCTION}
+        self._scatters = {v: s for v, i in enumerate(instructions)
+                          if i.opcode == "scatter" and not self.is_fixed[v] and isinstance(s := scatter_of(i), Scatter)}
         self._ops = [_ops(i) for i in instructions]
         self._special = {v for v, i in enumerate(instructions) if OPCODES[i.opcode].unit in ("special", "div")}
         self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in _arrays(i))}
         self._rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate,
                        "div": device.div_rate, "f64": device.fp64_rate}
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
-        self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION)
+        self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION) and v not in self._scatters
                             for v, fixed in enumerate(self.is_fixed)]
         self.shared_inputs = self._shared_inputs()
         self._sizes: dict[int, int] = {}
@@ -164,7 +168,7 @@ class KernelCosts:
                 elif i.opcode in ("gather", "dynamic-slice", "reshape"):
                     often = result
                 else:
-                    often = size if inline else min(size, result)
+                    often = size if inline or i.opcode == "scatter" else min(size, result)
                 found.append(_Edge(target, k, often))
         return found
 
@@ -194,7 +198,7 @@ class KernelCosts:
 
     def _packed_arguments(self, v: int) -> int:
         """How many arguments a vertex may have in a segment; too many where it cannot be in one."""
-        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION:
+        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION or v in self._scatters:
             return MAX_PACKED_ARGUMENTS + 1
         return len(self.graph.externals[v]) + len(self.operands[v]) + 1
 
@@ -218,7 +222,13 @@ class KernelCosts:
         for pair in self.forbidden:
             if constrained and pair <= chosen:
                 raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
-        scheduled, domain, reduced = self._domain(sorted(self._large & chosen), sorted(self._small & chosen), outs)
+        scatters: list[Scatter] = []
+        scheduled: list[int] = []
+        if self._scatters and not chosen.isdisjoint(self._scatters):
+            scatters = check_scattering(order, self._scatters, self.operands, self._large)
+            domain, reduced = self._scattered_domain(scatters)
+        else:
+            scheduled, domain, reduced = self._domain(sorted(self._large & chosen), sorted(self._small & chosen), outs)
         accumulators = sum([len(self.graph.vertices[v].instruction.operands) // 2 for v in scheduled])
         if accumulators > MAX_ACCUMULATORS:
             raise Refusal("memory", f"{accumulators} accumulators, the limit is {MAX_ACCUMULATORS}")
@@ -228,7 +238,14 @@ class KernelCosts:
             if masks[v] != domain and masks[v] != parallel:
                 raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
         sites = self._sites(order, outs, scheduled, domain)
-        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
+        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites, scatters)
+
+    def _scattered_domain(self, scatters: Sequence[Scatter]) -> tuple[int, int]:
+        """The axes of what scatters write, and those of them that are columns, as the plan sees them."""
+        axes, main = self.graph.axes, widest_scatter(scatters)
+        whole = axes.mask(main)
+        s = next(s for s in scatters if s.instruction is main)
+        return whole, sum(1 << a for d in s.columns for a in axes.dims(main)[d])
 
     def _domain(self, large: Sequence[int], small: Sequence[int],
                 outs: Sequence[int]) -> tuple[list[int], int, int]:
@@ -269,6 +286,9 @@ class KernelCosts:
             if v in rows and len(places) > 1:
                 raise Refusal("producer-consumer", "{} is read at another place than where it is reduced",
                               self.graph.vertices[v].instruction)
+            if v in self._scatters and (len(places) > 1 or 0 not in places):
+                raise Refusal("producer-consumer", "{} is read at another place than where it is scattered",
+                              self.graph.vertices[v].instruction)
             if 0 in places and self._mask[v] & ~domain:
                 raise Refusal("shape", "{} has axes that the kernel has not", self.graph.vertices[v].instruction)
             statements += len(places)
@@ -302,7 +322,7 @@ class KernelCosts:
         return size
 
     def _weigh(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
-               reduced: int, sites: dict[int, dict[int, int]]) -> CostEstimate:
+               reduced: int, sites: dict[int, dict[int, int]], scatters: Sequence[Scatter] = ()) -> CostEstimate:
         device, total, masks = self.device, self._mask_size(domain), self._mask
         work = dict.fromkeys(UNITS, 0.0)
         rows = set(scheduled)
@@ -314,6 +334,8 @@ class KernelCosts:
                 continue
             if v in rows:
                 count = total
+            elif v in self._scatters:
+                count = self._scatters[v].updates.array.size
             else:
                 count = sum(places.values()) if len(places) > 1 or 0 not in places else places[0]
                 if 0 in places:
@@ -331,6 +353,9 @@ class KernelCosts:
                 penalty = 1.15
         moved += sum([self._bytes[v] for v in outs])
         shape = self._shape(order, outs, scheduled, domain, reduced, inner)
+        if scatters:
+            scattering = scatter_shape(scatters, device)
+            shape = _KernelShape(1, scattering.threads, scattering.partial_bytes, True, True)
         partial = shape.partial_bytes
         moved += 2 * partial
         again = sum([self._bytes[s] for s in inputs if masks[s] == domain]) * (shape.passes - 1)
@@ -341,6 +366,9 @@ class KernelCosts:
             else:
                 moved += again
         compute = max([work[u] / self._rates[u] for u in UNITS])
+        if scatters:
+            cached_us += scattering.again_bytes / device.l2_bandwidth
+            compute = max(compute, scattering.extra_us)
         form = "loop" if not scheduled else "row" if inner >= 0 and reduced >> inner & 1 else "column"
         registers = quick_registers(form, sum([self._size[s] > 1 for s in inputs]), len(outs), len(order),
                                     len(self._special & chosen), len(scheduled), not self._wide.isdisjoint(chosen))

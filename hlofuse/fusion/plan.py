@@ -11,11 +11,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hlofuse.fusion.axes import Axes
 from hlofuse.hlo.index_map import Index, delinearize, linearize
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
+
+if TYPE_CHECKING:
+    from hlofuse.fusion.scatter import Scatter
 
 INLINE_REDUCTION = 32        # a reduction of at most so many elements is a loop inside the thread that reads it
 UNROLLED_REDUCTION = 4       # one of at most so many is written out; one of more that is read again at each element
@@ -56,13 +60,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
-    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions."""
+    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions. With `scatters` the axes are
+    those of the arrays that they write."""
 
     computation: Computation
     analysis: Axes
     axes: tuple[Axis, ...]
     levels: Mapping[Instruction, int]
     staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
+    scatters: tuple[Scatter, ...] = ()
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
@@ -80,6 +86,11 @@ class Plan:
     def turned(self) -> Plan:
         """The same with the lanes over neighboring rows and the loops along each row."""
         return replace(self, axes=(*self.reduced, *self.parallel))
+
+    @property
+    def points(self) -> int:
+        """How many elements the loops visit."""
+        return math.prod(a.size for a in self.axes) + sum(s.updates.array.size for s in self.scatters)
 
     @cached_property
     def domain_mask(self) -> int:
@@ -124,7 +135,7 @@ def make_plan(computation: Computation) -> Plan:
     scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
     parallel = domain & ~reduced
     for value in (*outputs, *(r.operands[0] for r in scheduled)):
-        _check_axes(value, analysis)
+        check_axes(value, analysis)
     for r in scheduled:
         for other in r.operands[1:len(r.operands) // 2]:
             if analysis.dims(other) != analysis.dims(r.operands[0]):
@@ -140,7 +151,7 @@ def make_plan(computation: Computation) -> Plan:
     return Plan(computation, analysis, axes, levels, staged)
 
 
-def _check_axes(value: Instruction, analysis: Axes) -> None:
+def check_axes(value: Instruction, analysis: Axes) -> None:
     """The loops reach every element: the atoms of what they write or reduce are distinct, and of its size."""
     atoms = analysis.atoms(value)
     shape = value.result_shapes[0]

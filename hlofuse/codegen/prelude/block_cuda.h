@@ -181,3 +181,111 @@ DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   __threadfence();
   return last[0];
 }
+
+// Calls body(row, column) for every cell of a tile of rows x COLUMNS, or of fewer columns.
+template <int THREADS, int COLUMNS, class Body>
+DEVICE void for_cells(int rows, int columns, Body body) {
+  for (int cell = THREAD; cell < rows * COLUMNS; cell += THREADS)
+    if (cell % COLUMNS < columns) body(cell / COLUMNS, cell % COLUMNS);
+}
+
+// The updates in [at, at + ROUND) that have a row, in order, as row * ROUND + (update - at) in `list`; returns how many.
+// Between two calls is a barrier of the caller.
+template <int THREADS, int ROUND, class Index, class Row>
+DEVICE int list_updates(Index at, Index end, Row row_of, unsigned* list, int* counts) {
+  constexpr int EACH = ROUND / THREADS, WARPS = THREADS / 32;
+  const int lane = THREAD % 32, warp = THREAD / 32;
+  int rows[EACH];
+  int total = 0;
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    const Index update = at + (warp * EACH + k) * 32 + lane;
+    rows[k] = update < end ? row_of(update) : -1;
+  }
+#pragma unroll
+  for (int k = 0; k < EACH; k++) total += __popc(__ballot_sync(0xffffffffu, rows[k] >= 0));
+  if (lane == 0) counts[warp] = total;
+  BARRIER();
+  int place = 0, size = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) {
+    if (w < warp) place += counts[w];
+    size += counts[w];
+  }
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    const unsigned found = __ballot_sync(0xffffffffu, rows[k] >= 0);
+    if (rows[k] >= 0)
+      list[place + __popc(found & ((1u << lane) - 1))] = (unsigned)rows[k] * ROUND + (warp * EACH + k) * 32 + lane;
+    place += __popc(found);
+  }
+  BARRIER();
+  return size;
+}
+
+// Calls fold_row(update, row) for every update in [begin, end) that has a row. A warp owns every WARPS-th row, and of
+// its 32 updates those of one row take turns: the updates of a row come in order.
+template <int THREADS, int ROUND, class Index, class Row, class FoldRow>
+DEVICE void for_updates(Index begin, Index end, Row row_of, FoldRow fold_row) {
+  constexpr int WARPS = THREADS / 32;
+  SHARED(unsigned, list, ROUND);
+  SHARED(int, counts, WARPS);
+  const int lane = THREAD % 32, warp = THREAD / 32;
+  for (Index at = begin; at < end; at += ROUND) {
+    const int size = list_updates<THREADS, ROUND>(at, end, row_of, list, counts);
+    for (int first = 0; first < size; first += 32) {
+      const unsigned entry = first + lane < size ? list[first + lane] : 0u;
+      const int row = first + lane < size ? (int)(entry / ROUND) : -1;
+      const bool mine = row >= 0 && row % WARPS == warp;
+      const unsigned owned = __ballot_sync(0xffffffffu, mine);
+      if (owned == 0) continue;
+      const unsigned same = __match_any_sync(0xffffffffu, mine ? row : -1 - lane);
+      const int turn = mine ? __popc(same & ((1u << lane) - 1)) : -1;
+      for (int now = 0; __any_sync(0xffffffffu, turn >= now); now++) {
+        if (turn == now) fold_row(at + (Index)(entry % ROUND), row);
+        __syncwarp();
+      }
+    }
+  }
+}
+
+// The same, and fold(row, column, read(update, column)) for every column: the warps that own a row have its columns side
+// by side.
+template <int THREADS, int ROUND, int COLUMNS, class Index, class Row, class FoldRow, class Read, class Fold>
+DEVICE void for_wide_updates(Index begin, Index end, int columns, Row row_of, FoldRow fold_row, Read read, Fold fold) {
+  constexpr int WARPS = THREADS / 32, GROUPS = (COLUMNS + 31) / 32;
+  constexpr int ACROSS = GROUPS >= 8 ? 8 : GROUPS >= 4 ? 4 : GROUPS >= 2 ? 2 : 1, DOWN = WARPS / ACROSS, TOGETHER = 4;
+  SHARED(unsigned, list, ROUND);
+  SHARED(int, counts, WARPS);
+  const int lane = THREAD % 32, warp = THREAD / 32;
+  for (Index at = begin; at < end; at += ROUND) {
+    const int size = list_updates<THREADS, ROUND>(at, end, row_of, list, counts);
+    for (int first = 0; first < size; first += 32) {
+      const unsigned entry = first + lane < size ? list[first + lane] : 0u;
+      const bool mine = first + lane < size && (int)(entry / ROUND) % DOWN == warp / ACROSS;
+      unsigned owned = __ballot_sync(0xffffffffu, mine);
+      while (owned != 0) {
+        unsigned entries[TOGETHER];
+        int count = 0;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+          entries[k] = __shfl_sync(0xffffffffu, entry, owned ? __ffs(owned) - 1 : 0);
+          count += owned != 0;
+          owned &= owned - 1;
+        }
+        if (warp % ACROSS == 0 && lane == 0)
+          for (int k = 0; k < TOGETHER; k++)
+            if (k < count) fold_row(at + (Index)(entries[k] % ROUND), (int)(entries[k] / ROUND));
+        for (int column = warp % ACROSS * 32 + lane; column < columns; column += 32 * ACROSS) {
+          decltype(read(at, column)) values[TOGETHER];
+#pragma unroll
+          for (int k = 0; k < TOGETHER; k++)
+            if (k < count) values[k] = read(at + (Index)(entries[k] % ROUND), column);
+#pragma unroll
+          for (int k = 0; k < TOGETHER; k++)
+            if (k < count) fold((int)(entries[k] / ROUND), column, values[k]);
+        }
+      }
+    }
+  }
+}

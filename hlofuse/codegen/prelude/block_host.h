@@ -65,3 +65,33 @@ DEVICE void fold_threads(Reduce, T&...) {}
 DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   return __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == blocks;
 }
+
+// Calls body(row, column) for every cell of a tile of rows x COLUMNS, or of fewer columns.
+template <int THREADS, int COLUMNS, class Body>
+DEVICE void for_cells(int rows, int columns, Body body) {
+  for_tile<THREADS, 0, COLUMNS>(rows, columns, body);
+}
+
+// Calls fold_row(update, row) for every update in [begin, end) that has a row, in order.
+template <int THREADS, int ROUND, class Index, class Row, class FoldRow>
+DEVICE void for_updates(Index begin, Index end, Row row_of, FoldRow fold_row) {
+  for (Index update = begin; update < end; update++) {
+    const int row = row_of(update);
+    if (row >= 0) fold_row(update, row);
+  }
+}
+
+// The same, and fold(row, column, read(update, column)) for every column.
+template <int THREADS, int ROUND, int COLUMNS, class Index, class Row, class FoldRow, class Read, class Fold>
+DEVICE void for_wide_updates(Index begin, Index end, int columns, Row row_of, FoldRow fold_row, Read read, Fold fold) {
+  for (Index update = begin; update < end; update++) {
+    const int row = row_of(update);
+    if (row < 0) continue;
+    fold_row(update, row);
+    if (columns == COLUMNS) {
+      for (int column = 0; column < COLUMNS; column++) fold(row, column, read(update, column));
+    } else {
+      for (int column = 0; column < columns; column++) fold(row, column, read(update, column));
+    }
+  }
+}
