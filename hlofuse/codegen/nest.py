@@ -17,7 +17,8 @@ from hlofuse.codegen.dialect import Argument, Dialect
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
 from hlofuse.codegen.sizing import dependent_levels, has_branches, size_plan
 from hlofuse.codegen.values import Scope, Values
-from hlofuse.fusion.plan import Plan
+from hlofuse.fusion.cumulative import cumulative_of
+from hlofuse.fusion.plan import Axis, Plan
 from hlofuse.hlo.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import identity_of
@@ -86,6 +87,7 @@ class Nest:
         self.finished: list[Reduction] = []   # whose results are in their lanes' accumulators
         self.keeps = False      # whether values wait in registers between passes
         self.run: Run | None = None
+        self.scanned: dict[Instruction, str] = {}  # cumulative operations that this place has the results of
         self.turned_stores: dict[int, str] = {}    # results that are written to a tile first
         self._probing = False
         if dialect.vector_bytes:
@@ -162,10 +164,10 @@ class Nest:
             whole = "" if self.sizing.vector_size % lanes or low % lanes or high % lanes else "whole_"
             with self.block(f"for_{whole}tiles<THREADS, LANES>({cast}{first}, {cast}{last}, "
                             f"[&](const {self.index_type} {name}0, const int count) INLINE {{", footer="});"):
-                self._lane_loop(write, aligned=low % lanes == 0)
+                self.lane_loop(write, aligned=low % lanes == 0)
         self.place_lanes()
 
-    def _lane_loop(self, write: Callable[[], None], aligned: bool) -> None:
+    def lane_loop(self, write: Callable[[], None], aligned: bool = True) -> None:
         """`write` for each lane of a run, which starts at a multiple of LANES if it is `aligned`."""
         before, name = self.values.scope, self.lane_variable()
         with self.block("FOR_LANES(l, count) {", (name, "l")):
@@ -173,6 +175,8 @@ class Nest:
                 self.run = Run(before, self.values.scope, name)
             if self.sizing.vector_size > 1:
                 self.emit(f"const {self.index_type} {name} = {name}0 + l;")
+            for i, result in self.scanned.items():
+                self.values.scope.memo[i, self.plan.canonical(i, self.where)] = _rounded(i.element_type, result)
             write()
             self.run = None
 
@@ -199,6 +203,16 @@ class Nest:
         return f"{run.words[name, place]}[l]"
 
     @property
+    def plan_reversed(self) -> bool:
+        """Whether its cumulative operations run from the end."""
+        return any(c is not None and c.reverse for c in map(cumulative_of, self.plan.scans))
+
+    def turn_around(self, axes: Sequence[Axis]) -> None:
+        """From here on the loops over some axes begin at their ends."""
+        for a in axes:
+            self.where[a.name] = constant(a.size - 1) - self.where[a.name]
+
+    @property
     def steps(self) -> int:
         """How many runs of LANES elements one thread has of a row."""
         return -(-self.sizing.vector_size // (self.sizing.threads * self.sizing.lanes))
@@ -211,7 +225,7 @@ class Nest:
         whole = "" if z.vector_size % z.lanes else "whole_"
         with self.block(f"for_kept_{whole}tiles<THREADS, LANES, {self.steps}>(({t}){z.vector_size}, "
                         f"[&](const {t} {name}0, const int count, const int slot) INLINE {{", footer="});"):
-            self._lane_loop(write, aligned=True)
+            self.lane_loop(write, aligned=True)
 
     def cuts(self, write: Callable[[], None], bounds: tuple[int, int]) -> list[int]:
         v = self.values
@@ -267,12 +281,13 @@ class Nest:
         self.where[name] = whole
 
     @contextmanager
-    def loop_axes(self, begin: str = "0", end: str | None = None) -> Iterator[None]:
+    def loop_axes(self, begin: str = "0", end: str | None = None) -> Iterator[str]:
+        """A loop over the axes of `Sizing.loop`, whose variable it gives."""
         z = self.sizing
         if z.loop_size == 1 and end is None:
             for a in z.loop:
                 self.where[a.name] = constant(0)
-            yield
+            yield "0"
             return
         if len(z.loop) == 1:
             name = z.loop[0].name
@@ -284,7 +299,7 @@ class Nest:
             self.where[a.name] = index
         stop = str(z.loop_size) if end is None else end
         with self.block(f"for ({self.index_type} {name} = {begin}; {name} < {stop}; {name}++) {{", (name,)):
-            yield
+            yield name
 
     def store(self, k: int) -> None:
         output = self.plan.computation.outputs[k]
@@ -356,7 +371,7 @@ class Nest:
             memo[(user, index)] = _rounded(user.element_type, results[user.attrs["index"]])
 
     def schedule_names(self) -> None:
-        self.values.scheduled = set(self.plan.levels)
+        self.values.scheduled = {*self.plan.levels, *self.plan.scans}
 
     def outputs(self, level: int | None, mask: int) -> list[int]:
         return [k for k, o in enumerate(self.plan.computation.outputs)

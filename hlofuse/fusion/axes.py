@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.hlo.index_map import reshape_groups
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
@@ -259,6 +260,8 @@ class Axes:
         return self._touched(i, [tuple(p) == (0, 0, 0) for p in i.attrs["padding"]])
 
     def _reduce_window(self, i: Instruction) -> Dims:
+        if is_scanned(i):
+            return self._raw[i.operands[0]]
         return self._touched(i, [(w.size, w.stride, w.pad_low, w.pad_high, w.lhs_dilate) == (1, 1, 0, 0, 1)
                                  for w in i.attrs["window"]])
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hlofuse.errors import HlofuseWarning
 from hlofuse.fusion.coloring import collector_paused, color_graph
 from hlofuse.fusion.cost_model import CostEstimate, KernelCosts
+from hlofuse.fusion.cumulative import cumulatives_for_xla
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.exact import TooLargeError
@@ -68,7 +69,7 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
     epilogues = find_epilogues(computation) if device.dialect == "cuda" else {}
     graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members],
-                        scatters_for_xla(computation, device))
+                        scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device))
     costs = KernelCosts(graph, device)
     for last in [False] * (ROUNDS - 1) + [True]:
         coloring = _color(costs, method)

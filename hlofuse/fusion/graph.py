@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.scalar_expr import has_scalar_expr
 from hlofuse.fusion.axes import Axes
+from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, reduced_size
 from hlofuse.fusion.scatter import scatter_of
 from hlofuse.hlo.module import Computation, Instruction
@@ -202,6 +203,8 @@ def is_fusible(i: Instruction) -> bool:
         return _is_fusible_reduction(i)
     if not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in shapes):
         return False
+    if is_scanned(i):
+        return _is_scalar_body(i.attrs["to_apply"])
     if i.opcode == "reduce-window":
         return window_size(i) <= INLINE_REDUCTION and all(
             w.lhs_dilate == 1 and not w.reversed for w in i.attrs["window"]) and _is_scalar_body(i.attrs["to_apply"])

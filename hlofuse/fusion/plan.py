@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hlofuse.fusion.axes import Axes
+from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.hlo.index_map import Index, delinearize, linearize
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
@@ -69,6 +70,7 @@ class Plan:
     levels: Mapping[Instruction, int]
     staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
     scatters: tuple[Scatter, ...] = ()
+    scans: tuple[Instruction, ...] = ()   # cumulative operations along the reduced axes, all in one direction
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
@@ -81,7 +83,7 @@ class Plan:
     @property
     def lanes_reduced(self) -> bool:
         """Whether neighboring elements belong to one reduction (a row) and not to neighboring ones (columns)."""
-        return bool(self.levels) and bool(self.axes) and self.axes[-1].reduced
+        return bool(self.levels or self.scans) and bool(self.axes) and self.axes[-1].reduced
 
     def turned(self) -> Plan:
         """The same with the lanes over neighboring rows and the loops along each row."""
@@ -132,9 +134,10 @@ def make_plan(computation: Computation) -> Plan:
         analysis.align(computation.outputs[0], output)
     masks = {i: analysis.mask(i) for i in instructions}
     outputs = computation.outputs
-    scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
+    scans = tuple(i for i in instructions if is_scanned(i))
+    scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs, scans)
     parallel = domain & ~reduced
-    for value in (*outputs, *(r.operands[0] for r in scheduled)):
+    for value in (*outputs, *scans, *(r.operands[0] for r in scheduled)):
         check_axes(value, analysis)
     for r in scheduled:
         for other in r.operands[1:len(r.operands) // 2]:
@@ -145,10 +148,10 @@ def make_plan(computation: Computation) -> Plan:
         if mask not in (domain, parallel):
             raise Refusal("shape", "{} covers other axes than the kernel's domain", output)
     levels = _levels(instructions, scheduled)
-    order = _order(computation, analysis, masks, domain, reduced, scheduled)
+    order = _order(computation, analysis, masks, domain, reduced, (*scheduled, *scans))
     axes = _merge(instructions, analysis, masks, order, reduced)
-    staged = _staged(computation, analysis, masks, domain, axes) if not scheduled else ()
-    return Plan(computation, analysis, axes, levels, staged)
+    staged = _staged(computation, analysis, masks, domain, axes) if not scheduled and not scans else ()
+    return Plan(computation, analysis, axes, levels, staged, scans=scans)
 
 
 def check_axes(value: Instruction, analysis: Axes) -> None:
@@ -160,20 +163,28 @@ def check_axes(value: Instruction, analysis: Axes) -> None:
 
 
 def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
-              outputs: Sequence[Instruction]) -> tuple[list[Instruction], int, int]:
+              outputs: Sequence[Instruction], scans: Sequence[Instruction]) -> tuple[list[Instruction], int, int]:
     """The reductions to schedule, the domain and its reduced atoms."""
     reductions = [i for i in instructions if i.opcode == "reduce"]
     large = [i for i in reductions if reduced_size(i) > INLINE_REDUCTION]
     returning = [i for i in reductions if i not in large and reduced_size(i) > UNROLLED_REDUCTION
                  and any(masks[i.operands[0]] == masks[o] for o in outputs)]
-    if not large and not returning:
+    if scans:
+        main = scans[-1]
+        domain, reduced = masks[main], scanned_mask(main, analysis)
+        if any(masks[i] != domain or scanned_mask(i, analysis) != reduced for i in scans):
+            raise Refusal("producer-consumer", "{} runs along other axes than {}", scans[0], main)
+        if len({cumulative.reverse for i in scans if (cumulative := cumulative_of(i))}) > 1:
+            raise Refusal("producer-consumer", "{} runs in the other direction than {}", scans[0], main)
+    elif not large and not returning:
         domains = {masks[o] for o in outputs}
         if len(domains) != 1:
             raise Refusal("shape", "outputs of different domains")
         return [], domains.pop(), 0
-    main = (large or returning)[-1]
-    domain = masks[main.operands[0]]
-    reduced = domain & ~_result_mask(main, analysis)
+    else:
+        main = (large or returning)[-1]
+        domain = masks[main.operands[0]]
+        reduced = domain & ~_result_mask(main, analysis)
     scheduled = []
     for i in [i for i in reductions if i in large or i in returning]:
         operand = masks[i.operands[0]]
@@ -182,6 +193,13 @@ def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mappin
         elif reduced_size(i) > NESTED_REDUCTION:
             raise Refusal("producer-consumer", "{} reduces other axes than {}", i, main)
     return scheduled, domain, reduced
+
+
+def scanned_mask(scan: Instruction, analysis: Axes) -> int:
+    """The atoms along which a cumulative operation runs."""
+    cumulative = cumulative_of(scan)
+    assert cumulative is not None
+    return sum(1 << atom for atom in analysis.dims(scan)[cumulative.dimension])
 
 
 def reduced_size(reduction: Instruction) -> int:

@@ -171,6 +171,70 @@ DEVICE void fold_threads(Reduce reduce, A& a, B& b) {
   }
 }
 
+// Calls body(start, count) for each run of LANES indices in [0, end): all threads together, in order; `count` may be 0.
+template <int THREADS, int LANES, class Index, class Body>
+DEVICE void for_scan_tiles(Index end, Body body) {
+  for (Index first = 0; first < end; first += THREADS * LANES) {
+    const Index at = first + THREAD * LANES;
+    body(at, at >= end ? 0 : end - at < LANES ? (int)(end - at) : LANES);
+  }
+}
+
+// The value that thread `source` of this thread's warp (or group, if smaller) has.
+template <int THREADS, class T>
+DEVICE T shuffle_from(T value, int source) {
+  constexpr int WORDS = (sizeof(T) + 3) / 4, WIDTH = THREADS < 32 ? THREADS : 32;
+  union { unsigned bits[WORDS]; T value; } words;
+  words.bits[0] = 0;
+  words.value = value;
+#pragma unroll
+  for (int k = 0; k < WORDS; k++) words.bits[k] = __shfl_sync(group_mask<THREADS>(), words.bits[k], source, WIDTH);
+  return words.value;
+}
+
+// Makes of each value the fold of the carry and of all values up to it, over the runs of all threads in order, and of
+// the carry the last of them: a fixed tree within a warp, and the warps one after another.
+template <int THREADS, int LANES, class Reduce, class T>
+DEVICE void scan_lanes(Reduce reduce, T* values, T& carry) {
+  constexpr int WIDTH = THREADS < 32 ? THREADS : 32;
+  const int place = THREAD % WIDTH;
+#pragma unroll
+  for (int l = 1; l < LANES; l++) {
+    T folded = values[l - 1];
+    reduce(folded, values[l]);
+    values[l] = folded;
+  }
+  T upto = values[LANES - 1];
+#pragma unroll
+  for (int distance = 1; distance < WIDTH; distance *= 2) {
+    T folded = shuffle_from<THREADS>(upto, place >= distance ? place - distance : 0);
+    reduce(folded, upto);
+    if (place >= distance) upto = folded;
+  }
+  const T neighbor = shuffle_from<THREADS>(upto, place > 0 ? place - 1 : 0);
+  T before = carry;
+  if constexpr (THREADS <= 32) {
+    reduce(carry, shuffle_from<THREADS>(upto, WIDTH - 1));
+  } else {
+    SHARED(T, slots, THREADS / 32);
+    if (place == 31) slots[THREAD / 32] = upto;
+    BARRIER();
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+      if (warp == THREAD / 32) before = carry;
+      reduce(carry, slots[warp]);
+    }
+    BARRIER();
+  }
+  if (place > 0) reduce(before, neighbor);
+#pragma unroll
+  for (int l = 0; l < LANES; l++) {
+    T folded = before;
+    reduce(folded, values[l]);
+    values[l] = folded;
+  }
+}
+
 // True in the one block that finishes last of `blocks`; the others' writes are visible to it. The counter wraps to zero.
 DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   SHARED(bool, last, 1);

@@ -61,6 +61,34 @@ static __attribute__((noinline)) void fold_lanes(Reduce reduce, T*... values) {
 template <int THREADS, class Reduce, class... T>
 DEVICE void fold_threads(Reduce, T&...) {}
 
+// Calls body(start, count) for each run of LANES indices in [0, end), in order; on the GPU all threads together, and
+// `count` may be 0.
+template <int THREADS, int LANES, class Index, class Body>
+DEVICE void for_scan_tiles(Index end, Body body) {
+  for (Index at = 0; at < end; at += LANES) body(at, end - at < LANES ? (int)(end - at) : LANES);
+}
+
+// Makes of each value the fold of the carry and of all values up to it, and of the carry the last of them.
+template <int THREADS, int LANES, class Reduce, class T>
+static __attribute__((noinline)) void scan_lanes(Reduce reduce, T* values, T& carry) {
+  for (int distance = 1; distance < LANES; distance *= 2) {
+    T before[LANES];
+    for (int l = 0; l < LANES; l++) before[l] = values[l];
+    for (int l = distance; l < LANES; l++) {
+      T folded = before[l - distance];
+      reduce(folded, before[l]);
+      values[l] = folded;
+    }
+  }
+  const T first = carry;
+  for (int l = 0; l < LANES; l++) {
+    T folded = first;
+    reduce(folded, values[l]);
+    values[l] = folded;
+  }
+  carry = values[LANES - 1];
+}
+
 // True in the one block that finishes last of `blocks`; the others' writes are visible to it.
 DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   return __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == blocks;
