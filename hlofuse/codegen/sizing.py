@@ -50,7 +50,8 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
         dialect = replace(dialect, column_lanes=SHORT_ROW_LANES)
     axes = plan.axes
     if plan.scans and plan.lanes_reduced:
-        return _size_row(plan, plan.parallel, (), plan.reduced, dialect)
+        return _size_row(plan, plan.parallel, (), plan.reduced,
+                         replace(dialect, max_row_threads=min(dialect.max_row_threads, dialect.threads)))
     is_loop = not plan.levels and not plan.scans
     if is_loop and len(axes) > 1 and axes[-1].size <= dialect.unroll_minor and has_branches(plan.computation):
         outer, vector = _innermost(axes[:-1], dialect)
