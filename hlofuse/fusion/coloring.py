@@ -35,8 +35,9 @@ def color_graph(
 ) -> Coloring:
     """Group the vertices of a problem into kernels and launches.
 
-    `coloring` searches, `greedy` and `none` (each vertex alone) are baselines, `exact` is optimal on small graphs and
-    raises `TooLargeError` on others. `work_limit` bounds the cost evaluations that `coloring` spends on improvement.
+    `coloring` searches, `greedy` and `none` (each vertex alone) are baselines, `exact` is optimal, clones included, on
+    small graphs and raises `TooLargeError` where proving that takes too long. `work_limit` bounds the cost evaluations
+    that `coloring` spends on improvement.
     """
     if method not in METHODS:
         raise ValueError(f"unknown fusion method {method!r}; valid methods: {', '.join(METHODS)}")
@@ -47,10 +48,10 @@ def color_graph(
 
 def _color(memo: CostMemo, method: str, min_gain: float, work_limit: int | None) -> Coloring:
     if method == "coloring":
-        limit = _BASE_WORK + _WORK_PER_VERTEX * memo.problem.num_vertices if work_limit is None else work_limit
-        return _search(memo, min_gain, limit)
+        return _search(memo, min_gain, _improvement_work(memo) if work_limit is None else work_limit)
     if method == "exact":
-        coloring, scope = color_exactly(memo)
+        coloring = color_exactly(memo, _search(memo, min_gain, _improvement_work(memo)))
+        scope = "clones" if any(memo.is_clonable) else "partitions"
     else:
         coloring, scope = Coloring(memo), ""
         if method == "greedy":
@@ -59,6 +60,10 @@ def _color(memo: CostMemo, method: str, min_gain: float, work_limit: int | None)
         pack_launches(coloring)
     coloring.statistics = SearchStatistics(method, method, evaluations=memo.evaluations, optimal_over=scope)
     return coloring
+
+
+def _improvement_work(memo: CostMemo) -> int:
+    return _BASE_WORK + _WORK_PER_VERTEX * memo.problem.num_vertices
 
 
 @contextmanager

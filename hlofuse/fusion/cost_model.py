@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import (
     FREE_SHAPES,
@@ -121,6 +123,7 @@ class KernelCosts:
         self._reduced = [reduced_size(i) if i.opcode == "reduce" else 0 for i in instructions]
         self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
+        self.may_conflict = [size > NESTED_REDUCTION for size in self._reduced]
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._small = {v for v, size in enumerate(self._reduced) if UNROLLED_REDUCTION < size <= INLINE_REDUCTION}
         self._scatters = {v: s for v, i in enumerate(instructions)
@@ -184,7 +187,7 @@ class KernelCosts:
     # --- what the coloring asks ---------------------------------------------------------------------------------------
 
     def conflict(self, u: int, v: int) -> bool:
-        if not (self._reduced[u] and self._reduced[v]):
+        if not (self.may_conflict[u] and self.may_conflict[v]):
             return False
         a, b = self.graph.vertices[u].instruction, self.graph.vertices[v].instruction
         return conflicting_reductions(a, b, self.graph.axes)
@@ -207,6 +210,17 @@ class KernelCosts:
             return self.estimate(members, outputs).time_us
         except Refusal:
             return None
+
+    @cached_property
+    def _floors(self) -> KernelFloors:
+        return KernelFloors(self, OVERLAP_LOSS)
+
+    def kernel_floor(self, members: frozenset[int], outputs: frozenset[int],
+                     reads: frozenset[int]) -> tuple[float, float] | None:
+        return self._floors.kernel(members, outputs, reads)
+
+    def remaining_floor(self, position: int, slack: float) -> float:
+        return self._floors.remaining(position, slack)
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 

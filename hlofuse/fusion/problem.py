@@ -6,7 +6,7 @@ implement `FusionProblem`, the algorithms ask only through `CostMemo`, which cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
@@ -45,6 +45,19 @@ class FusionProblem(Protocol):
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         """Predicted time of one kernel that holds `members` and writes `outputs`; None: it has no legal plan."""
+
+    def kernel_floor(
+        self, members: frozenset[int], outputs: frozenset[int], reads: frozenset[int]
+    ) -> tuple[float, float] | None:
+        """The least cost of a kernel of `members` and any vertices before all of them, that writes at least `outputs`
+        and reads at least `reads`; and how much memory time its computation would still hide. None: it has no plan."""
+
+    def remaining_floor(self, position: int, slack: float) -> float:
+        """What the vertices before `position` add at least to kernels whose computation hides `slack`."""
+
+    @property
+    def may_conflict(self) -> Sequence[bool]:
+        """False where `conflict` is false with every vertex that is not fixed: most need not be asked about."""
 
     def conflict(self, u: int, v: int) -> bool:
         """These two may never share a kernel. Cheap."""
@@ -87,6 +100,8 @@ class CostMemo:
         self.must_write = [bool(o) or not u for o, u in zip(problem.is_output, problem.users, strict=True)]
         self.is_fixed = [bool(f) for f in problem.is_fixed]
         self.is_clonable = [bool(c) and not f for c, f in zip(problem.is_clonable, problem.is_fixed, strict=True)]
+        self._fixed = frozenset(v for v, fixed in enumerate(self.is_fixed) if fixed)
+        self._may_conflict = frozenset(v for v, may in enumerate(problem.may_conflict) if may)
         self._costs: dict[tuple[frozenset[int], frozenset[int]], float | None] = {}
         self._held = 0
         self._conflicts: dict[int, bool] = {}
@@ -113,10 +128,13 @@ class CostMemo:
         known = self._conflicts.get(key)
         return self._ask(u, v, key) if known is None else known
 
-    def first_conflict(self, a: Iterable[int], b: Iterable[int]) -> tuple[int, int] | None:
+    def first_conflict(self, a: Collection[int], b: Collection[int]) -> tuple[int, int] | None:
         """The first pair across two vertex sets that may not share a kernel."""
         stride, conflicts = self._stride, self._conflicts
-        b = tuple(b)
+        if self._fixed.isdisjoint(a) and self._fixed.isdisjoint(b):
+            if self._may_conflict.isdisjoint(a) or self._may_conflict.isdisjoint(b):
+                return None
+            a, b = ([v for v in side if v in self._may_conflict] for side in (a, b))
         for u in a:
             for v in b:
                 key = u * stride + v if u < v else v * stride + u
