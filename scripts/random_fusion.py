@@ -29,6 +29,10 @@ class RandomProblem:
     cost_calls: int = field(default=0)
 
     @property
+    def follows_user(self) -> list[bool]:
+        return [False] * self.num_vertices
+
+    @property
     def may_conflict(self) -> list[bool]:
         found = {v for pair in self.conflicts for v in pair}
         return [v in found for v in range(self.num_vertices)]

@@ -417,3 +417,23 @@ def test_statistics_tell_which_start_won() -> None:
     assert all(after <= before + 1e-9 for before, after in found.starts.values())
     assert found.evaluations > 0
     assert MIN_GAIN > 0
+
+
+def test_large_graphs_start_from_what_surely_belongs_together() -> None:
+    """A long chain is weighed a few times for each vertex, each time a kernel of bounded size."""
+    n = 2000
+    problem = chain(*[4.0] * n, max_members=400)
+    alone = color_graph(problem)
+    together = TogetherProblem(**vars(problem))
+    together.cost_calls = 0
+    coloring = color_graph(together)
+    coloring.validate()
+    check_by_running(together, coloring)
+    assert len(coloring.kernels) <= len(alone.kernels) + 1
+    assert together.cost_calls < n
+
+
+class TogetherProblem(RandomProblem):
+    @property
+    def follows_user(self) -> list[bool]:
+        return [len(users) == 1 for users in self.users]

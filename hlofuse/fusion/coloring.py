@@ -19,7 +19,7 @@ from hlofuse.fusion.improvement import Trails, improve, rebuild_pairs
 from hlofuse.fusion.packing import pack_launches
 from hlofuse.fusion.partition import Coloring, SearchStatistics
 from hlofuse.fusion.problem import CostMemo, FusionProblem
-from hlofuse.fusion.starts import color_by_saturation, contract_edges
+from hlofuse.fusion.starts import color_by_saturation, contract_edges, first_coloring
 
 METHODS = ("coloring", "greedy", "none", "exact")
 MIN_GAIN = 0.1  # microseconds that a step must save
@@ -53,7 +53,7 @@ def _color(memo: CostMemo, method: str, min_gain: float, work_limit: int | None)
         coloring = color_exactly(memo, _search(memo, min_gain, _improvement_work(memo)))
         scope = "clones" if any(memo.is_clonable) else "partitions"
     else:
-        coloring, scope = Coloring(memo), ""
+        coloring, scope = Coloring(memo) if method == "none" else first_coloring(memo), ""
         if method == "greedy":
             fuse_greedily(coloring, min_gain)
     if method != "none":
@@ -87,7 +87,7 @@ def _search(memo: CostMemo, min_gain: float, work_limit: int) -> Coloring:
         starts["contraction"] = partial(contract_edges, eager_neighbors=0)
     colorings: dict[str, Coloring] = {}
     for name, start in starts.items():
-        colorings[name] = Coloring(memo)
+        colorings[name] = first_coloring(memo)
         start(colorings[name], min_gain)
     start_costs = {name: c.total_cost for name, c in colorings.items()}
     by_promise = sorted(colorings, key=lambda name: (start_costs[name], name))

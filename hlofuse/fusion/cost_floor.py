@@ -78,7 +78,7 @@ class KernelFloors:
         """By position, the µs of what vertices before it must yet write, and of what only they read from memory."""
         costs, n = self._costs, self._costs.num_vertices
         needs = self._needs()
-        read: dict[int, tuple[int, float]] = {}   # source -> its last reader, bytes
+        read: dict[int, tuple[int, int]] = {}   # source -> its last reader, bytes
         at = [0.0] * (n + 1)
         for v in range(n):
             if costs.is_fixed[v]:
@@ -88,9 +88,9 @@ class KernelFloors:
             for source, _, often in costs._edges[v]:
                 if source >= n or costs.is_fixed[source]:
                     moved = min(costs._bytes[source], (often or needs[v]) * costs._itemsize[source])
-                    read[source] = (v, max(read.get(source, (0, 0.0))[1], moved))
-        for last, moved in read.values():
-            at[last + 1] += moved
+                    read[source] = (v, max(read.get(source, (0, 0))[1], moved))
+        for last, traffic in read.values():
+            at[last + 1] += traffic
         for v in range(n):
             at[v + 1] += at[v]
         return [total / costs.device.bandwidth for total in at]

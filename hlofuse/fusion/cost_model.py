@@ -27,7 +27,7 @@ from hlofuse.fusion.registers import quick_registers
 from hlofuse.fusion.scatter import Scatter, scatter_of
 from hlofuse.fusion.scatter_cost import check_scattering, scatter_shape, widest_scatter
 from hlofuse.hlo.module import Instruction
-from hlofuse.hlo.opcode import OPCODES
+from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
 
 MAX_MEMBERS = 400        # instructions of one kernel
@@ -137,6 +137,7 @@ class KernelCosts:
         self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION) and v not in self._scatters
                             for v, fixed in enumerate(self.is_fixed)]
         self.shared_inputs = self._shared_inputs()
+        self.follows_user = [self._follows_user(v) for v in range(self.num_vertices)]
         self._sizes: dict[int, int] = {}
         self.forbidden: list[frozenset[int]] = []
 
@@ -174,6 +175,16 @@ class KernelCosts:
                     often = size if inline or i.opcode == "scatter" else min(size, result)
                 found.append(_Edge(target, k, often))
         return found
+
+    def _follows_user(self, v: int) -> bool:
+        """Element-wise, and read at its own place by one element-wise instruction over the same axes."""
+        if self.is_output[v] or len(self.users[v]) != 1:
+            return False
+        user = self.users[v][0]
+        pair = [self.graph.vertices[w].instruction for w in (v, user)]
+        return (not (self.is_fixed[v] or self.is_fixed[user]) and self._mask[v] == self._mask[user]
+                and all(OPCODES[i.opcode].kind is Kind.ELEMENTWISE for i in pair)
+                and not any(edge.often for edge in self._edges[user] if edge.target == v))
 
     def _shared_inputs(self) -> list[list[int]]:
         readers: dict[Instruction, list[int]] = {}

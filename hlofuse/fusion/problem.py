@@ -41,6 +41,10 @@ class FusionProblem(Protocol):
         """Groups of vertices that read one same external operand: candidates for sibling joins."""
 
     @property
+    def follows_user(self) -> Sequence[bool]:
+        """Has one user and surely belongs to its kernel: in large graphs these are together from the start."""
+
+    @property
     def launch_cost(self) -> float: ...
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
@@ -67,6 +71,7 @@ class FusionProblem(Protocol):
 
 
 _CHECKS_PER_EVALUATION = 16
+_MEMBERS_PER_EVALUATION = 64
 _LOOKUPS_PER_EVALUATION = 4  # a lookup stands for weighing a step whose cost is known
 _ALL_PAIRS = 4  # groups of readers up to this size are paired completely, larger ones as a chain
 
@@ -93,6 +98,7 @@ class CostMemo:
         self.problem = problem
         self.pairs = candidate_pairs(problem)
         self.evaluations = 0
+        self.large_evaluations = 0  # what evaluating large kernels takes more
         self.lookups = 0
         self.conflict_checks = 0
         self.operands = [frozenset(o) for o in problem.operands]
@@ -109,13 +115,15 @@ class CostMemo:
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         key = (members, outputs)
-        self.lookups += 1
+        large = len(members) // _MEMBERS_PER_EVALUATION
+        self.lookups += 1 + large
         if key in self._costs:
             return self._costs[key]
         if self._held > self.capacity:
             self._costs.clear()
             self._held = 0
         self.evaluations += 1
+        self.large_evaluations += large
         cost = self.problem.kernel_cost(members, outputs)
         if cost is None and len(members) == 1 and self.is_fixed[next(iter(members))]:
             cost = 0.0  # the same constant in every coloring, so any value does
@@ -157,6 +165,5 @@ class CostMemo:
     @property
     def work(self) -> int:
         """What was done so far, in kernel cost evaluations. Counted, not timed: the same on every machine."""
-        return (
-            self.evaluations + self.lookups // _LOOKUPS_PER_EVALUATION + self.conflict_checks // _CHECKS_PER_EVALUATION
-        )
+        lesser = self.lookups // _LOOKUPS_PER_EVALUATION + self.conflict_checks // _CHECKS_PER_EVALUATION
+        return self.evaluations + self.large_evaluations + lesser
