@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import (
@@ -33,7 +35,7 @@ from hlofuse.fusion.registers import quick_registers
 from hlofuse.fusion.scatter import Scatter, scatter_of
 from hlofuse.fusion.scatter_cost import check_scattering, scatter_shape, widest_scatter
 from hlofuse.hlo.module import Instruction
-from hlofuse.hlo.opcode import OPCODES
+from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
 
 MAX_MEMBERS = 400        # instructions of one kernel
@@ -129,6 +131,7 @@ class KernelCosts:
         self._reduced = [reduced_size(i) if i.opcode == "reduce" else 0 for i in instructions]
         self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
+        self.may_conflict = [size > NESTED_REDUCTION for size in self._reduced]
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._small = {v for v, size in enumerate(self._reduced) if UNROLLED_REDUCTION < size <= INLINE_REDUCTION}
         self._scatters = {v: s for v, i in enumerate(instructions)
@@ -145,6 +148,7 @@ class KernelCosts:
         self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once
                             for v, fixed in enumerate(self.is_fixed)]
         self.shared_inputs = self._shared_inputs()
+        self.follows_user = [self._follows_user(v) for v in range(self.num_vertices)]
         self._sizes: dict[int, int] = {}
         self.forbidden: list[frozenset[int]] = []
 
@@ -183,6 +187,16 @@ class KernelCosts:
                 found.append(_Edge(target, k, often))
         return found
 
+    def _follows_user(self, v: int) -> bool:
+        """Element-wise, and read at its own place by one element-wise instruction over the same axes."""
+        if self.is_output[v] or len(self.users[v]) != 1:
+            return False
+        user = self.users[v][0]
+        pair = [self.graph.vertices[w].instruction for w in (v, user)]
+        return (not (self.is_fixed[v] or self.is_fixed[user]) and self._mask[v] == self._mask[user]
+                and all(OPCODES[i.opcode].kind is Kind.ELEMENTWISE for i in pair)
+                and not any(edge.often for edge in self._edges[user] if edge.target == v))
+
     def _shared_inputs(self) -> list[list[int]]:
         readers: dict[Instruction, list[int]] = {}
         for v, arrays in enumerate(self.graph.externals):
@@ -195,7 +209,7 @@ class KernelCosts:
     # --- what the coloring asks ---------------------------------------------------------------------------------------
 
     def conflict(self, u: int, v: int) -> bool:
-        if not (self._reduced[u] and self._reduced[v]):
+        if not (self.may_conflict[u] and self.may_conflict[v]):
             return False
         a, b = self.graph.vertices[u].instruction, self.graph.vertices[v].instruction
         return conflicting_reductions(a, b, self.graph.axes)
@@ -218,6 +232,17 @@ class KernelCosts:
             return self.estimate(members, outputs).time_us
         except Refusal:
             return None
+
+    @cached_property
+    def _floors(self) -> KernelFloors:
+        return KernelFloors(self, OVERLAP_LOSS)
+
+    def kernel_floor(self, members: frozenset[int], outputs: frozenset[int],
+                     reads: frozenset[int]) -> tuple[float, float] | None:
+        return self._floors.kernel(members, outputs, reads)
+
+    def remaining_floor(self, position: int, slack: float) -> float:
+        return self._floors.remaining(position, slack)
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
