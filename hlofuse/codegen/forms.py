@@ -150,7 +150,7 @@ def write_row(nest: Nest) -> int:
             if any(v.first <= p.level <= v.last for v in kept):
                 nest.kept_tiles(write)
             else:
-                nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+                nest.tiles("0", str(z.vector_size), (0, z.vector_size), write, p.reductions)
         for r in p.reductions:
             nest.publish(r, nest.finish_rows(r))
     nest.store_parallel()
@@ -228,11 +228,11 @@ def write_split_row(nest: Nest) -> int:
 
     if over_loop:
         with nest.loop_axes("begin", "end"):
-            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write, reductions)
     else:
         for a in z.loop:
             nest.where[a.name] = constant(0)
-        nest.tiles("begin", "end", (0, z.vector_size), write)
+        nest.tiles("begin", "end", (0, z.vector_size), write, reductions)
     partials = []
     for r in reductions:
         late, r.late_init = r.late_init, []
@@ -304,7 +304,7 @@ def _publish_lanes(nest: Nest) -> None:
 def _column_pass(nest: Nest, reductions: list[Reduction], stores: list[int], begin: str, end: str | None) -> None:
     for r in reductions:
         nest.declare_lanes(r)
-    with nest.loop_axes(begin, end):
+    with nest.loop_axes(begin, end, reductions):
         with _each_lane(nest):
             _publish_lanes(nest)
             for r in reductions:

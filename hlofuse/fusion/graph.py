@@ -223,7 +223,7 @@ def _is_plain_gather(i: Instruction) -> bool:
 
 def _is_fusible_reduction(i: Instruction) -> bool:
     arrays = [*i.result_shapes, *(o.shape for o in i.operands)]
-    if len(i.operands) > 4 or not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in arrays):
+    if len(i.operands) > 6 or not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in arrays):
         return False
     return _is_scalar_body(i.attrs["to_apply"]) and reduced_size(i) > 0
 

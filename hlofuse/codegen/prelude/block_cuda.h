@@ -46,6 +46,37 @@ DEVICE void for_kept_whole_tiles(Index end, Body body) {
   }
 }
 
+// The same in batches of STEPS runs, each with its place in the batch: body(start, count, slot), then add(filled).
+template <int THREADS, int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_tile_batches(Index begin, Index end, Body body, Add add) {
+  Index at = begin + THREAD * LANES;
+  for (; at + (STEPS - 1) * THREADS * LANES + LANES <= end; at += STEPS * THREADS * LANES) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) body(at + step * THREADS * LANES, LANES, step * LANES);
+    add(STEPS * LANES);
+  }
+  for (; at < end; at += THREADS * LANES) {
+    const int count = end - at < LANES ? (int)(end - at) : LANES;
+    body(at, count, 0);
+    add(count);
+  }
+}
+
+// The rows [begin, end) of columns in batches of STEPS: body(row, slot), then add(steps).
+template <int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_batches(Index begin, Index end, Body body, Add add) {
+  Index at = begin;
+  for (; at + STEPS <= end; at += STEPS) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) body(at + step, step * LANES);
+    add(STEPS);
+  }
+  for (; at < end; at++) {
+    body(at, 0);
+    add(1);
+  }
+}
+
 // LANES neighboring elements in registers, read and written in words of up to 16 bytes.
 template <class T, int LANES>
 struct alignas(sizeof(T) * LANES < 16 ? sizeof(T) * LANES : 16) Lanes {
@@ -127,47 +158,66 @@ DEVICE T shuffle(T value, int distance) {
   return words.value;
 }
 
+template <int...> struct Numbers {};
+template <int N, int... REST> struct NumbersBelow : NumbersBelow<N - 1, N - 1, REST...> {};
+template <int... REST> struct NumbersBelow<0, REST...> { typedef Numbers<REST...> type; };
+
+// Where the warps leave their values number N.
+template <int WARPS, int N, class T>
+DEVICE T* warp_slots() {
+  SHARED(T, slots, WARPS);
+  return slots;
+}
+
+template <int WARPS, class Reduce, int... N, class... T>
+DEVICE void fold_warps(Reduce reduce, Numbers<N...>, T&... values) {
+  if ((threadIdx.x % (WARPS * 32)) % 32 == 0) ((warp_slots<WARPS, N, T>()[(threadIdx.x % (WARPS * 32)) / 32] = values), ...);
+  BARRIER();
+  ((values = warp_slots<WARPS, N, T>()[0]), ...);
+#pragma unroll
+  for (int warp = 1; warp < WARPS; warp++) reduce(values..., warp_slots<WARPS, N, T>()[warp]...);
+  BARRIER();
+}
+
 // Folds over THREADS threads in a fixed tree; afterwards every thread has the result. Up to a warp needs no barrier, so
 // that several such groups may share a block.
-template <int THREADS, class Reduce, class A>
-DEVICE void fold_threads(Reduce reduce, A& a) {
+template <int THREADS, class Reduce, class... T>
+DEVICE void fold_threads(Reduce reduce, T&... values) {
 #pragma unroll
   for (int distance = (THREADS < 32 ? THREADS : 32) / 2; distance > 0; distance /= 2)
-    reduce(a, shuffle<THREADS, false>(a, distance));
+    reduce(values..., shuffle<THREADS, false>(values, distance)...);
   if constexpr (THREADS <= 32) {
-    a = shuffle<THREADS, true>(a, 0);
+    ((values = shuffle<THREADS, true>(values, 0)), ...);
   } else {
-    SHARED(A, slots, THREADS / 32);
-    if (THREAD % 32 == 0) slots[THREAD / 32] = a;
-    BARRIER();
-    a = slots[0];
-#pragma unroll
-    for (int warp = 1; warp < THREADS / 32; warp++) reduce(a, slots[warp]);
-    BARRIER();
+    fold_warps<THREADS / 32>(reduce, typename NumbersBelow<sizeof...(T)>::type(), values...);
   }
 }
 
-template <int THREADS, class Reduce, class A, class B>
-DEVICE void fold_threads(Reduce reduce, A& a, B& b) {
+// Adds the `filled` first elements of a batch to lane 0's mean, sum of squared deviations and count (Chan).
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int filled) {
+  T sum = 0, squares = 0;
 #pragma unroll
-  for (int distance = (THREADS < 32 ? THREADS : 32) / 2; distance > 0; distance /= 2)
-    reduce(a, b, shuffle<THREADS, false>(a, distance), shuffle<THREADS, false>(b, distance));
-  if constexpr (THREADS <= 32) {
-    a = shuffle<THREADS, true>(a, 0);
-    b = shuffle<THREADS, true>(b, 0);
-  } else {
-    SHARED(A, slots_a, THREADS / 32);
-    SHARED(B, slots_b, THREADS / 32);
-    if (THREAD % 32 == 0) {
-      slots_a[THREAD / 32] = a;
-      slots_b[THREAD / 32] = b;
-    }
-    BARRIER();
-    a = slots_a[0];
-    b = slots_b[0];
+  for (int k = 1; k < STEPS * LANES; k++)
+    if (k < filled) sum += x[k] - x[0];
+  const T center = x[0] + sum / filled;
 #pragma unroll
-    for (int warp = 1; warp < THREADS / 32; warp++) reduce(a, b, slots_a[warp], slots_b[warp]);
-    BARRIER();
+  for (int k = 0; k < STEPS * LANES; k++)
+    if (k < filled) squares += (x[k] - center) * (x[k] - center);
+  reduce(mean[0], deviations[0], count[0], center, squares, (T)filled);
+}
+
+// The same where each lane is a column of its own, of which a batch has `steps` elements.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int steps, int lanes) {
+#pragma unroll
+  for (int l = 0; l < LANES; l++) {
+    if (l >= lanes) continue;
+    T column[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+      if (step < steps) column[step] = x[step * LANES + l];
+    add_moments<1, STEPS>(reduce, mean + l, deviations + l, count + l, column, steps);
   }
 }
 

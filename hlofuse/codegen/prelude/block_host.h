@@ -38,6 +38,60 @@ DEVICE void for_kept_whole_tiles(Index end, Body body) {
   for (Index at = 0; at < end; at += LANES) body(at, LANES, (int)at);
 }
 
+// The same in batches of STEPS runs, each with its place in the batch: body(start, count, slot), then add(filled). The
+// compiler makes vectors of lanes, so that a batch is one run, and reciprocals of counts are the lanes' together.
+template <int THREADS, int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_tile_batches(Index begin, Index end, Body body, Add add) {
+  static_assert(STEPS == 1, "");
+  Index at = begin;
+  for (; at + LANES <= end; at += LANES) {
+    body(at, LANES, 0);
+    add(LANES);
+  }
+  if (at < end) {
+    body(at, (int)(end - at), 0);
+    add((int)(end - at));
+  }
+}
+
+// The rows [begin, end) of columns in batches of STEPS: body(row, slot), then add(steps).
+template <int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_batches(Index begin, Index end, Body body, Add add) {
+  static_assert(STEPS == 1, "");
+  for (Index at = begin; at < end; at++) {
+    body(at, 0);
+    add(1);
+  }
+}
+
+// Adds an element to the first `lanes` lanes' mean, sum of squared deviations and count (Welford). Lanes to the left have
+// as many elements or more, so that all have as many if the first and the last have.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments(Reduce, T* RESTRICT mean, T* RESTRICT deviations, T* RESTRICT count, const T* RESTRICT x,
+                        int lanes) {
+  if (count[0] == count[lanes - 1]) {
+    const T share = 1 / (count[0] + 1);
+    for (int l = 0; l < lanes; l++) {
+      const T delta = x[l] - mean[l];
+      mean[l] += delta * share;
+      deviations[l] += delta * (x[l] - mean[l]);
+      count[l] += 1;
+    }
+  } else {
+    for (int l = 0; l < lanes; l++) {
+      const T delta = x[l] - mean[l];
+      count[l] += 1;
+      mean[l] += delta / count[l];
+      deviations[l] += delta * (x[l] - mean[l]);
+    }
+  }
+}
+
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int, int lanes) {
+  add_moments<LANES, 1>(reduce, mean, deviations, count, x, lanes);
+}
+
 // Calls body(row, column) for every element of a tile of at most ROWS x COLUMNS.
 template <int THREADS, int ROWS, int COLUMNS, class Body>
 DEVICE void for_tile(int rows, int columns, Body body) {
