@@ -29,14 +29,17 @@ class KernelFloors:
         them that writes `outputs` and reads `reads`; None where none has a plan."""
         costs = self._costs
         order, outs = sorted(members), list(outputs)
-        large = sorted(costs._large.intersection(order))
+        if costs._scatters:    # whose domain is that of what they write
+            return self._time(0.0, sum(costs._bytes[v] for v in outs))
+        large, small = sorted(costs._large.intersection(order)), sorted(costs._small.intersection(order))
+        scans = sorted(costs._scans.keys() & set(order))
         try:
-            scheduled, domain, reduced = costs._domain(large, outs)
+            scheduled, domain, reduced = costs._domain(large, small, outs, scans)
             if any(costs._mask[v] not in (domain, domain & ~reduced) for v in outs):
                 return None
             sites = costs._sites(order, outs, scheduled, domain)
         except Refusal:
-            if large or not self._reduction_may_help(order[0], outs):
+            if large or scans or not self._reduction_may_help(order[0], outs):
                 return None
             return self._time(0.0, sum(costs._bytes[v] for v in outs))
         inside, rows = set(order), set(scheduled)
@@ -72,7 +75,10 @@ class KernelFloors:
     def _reduction_may_help(self, before: int, outs: list[int]) -> bool:
         """Whether some reduction that may yet join has a domain that the results fit."""
         masks = {self._costs._mask[v] for v in outs}
-        return any(v < before and masks <= {r.domain, r.domain & ~r.reduced} for v, r in self._costs._rows.items())
+        costs = self._costs
+        domains = [(v, r.domain, r.reduced) for v, r in costs._rows.items()]
+        domains += [(v, costs._mask[v], reduced) for v, reduced in costs._scans.items()]
+        return any(v < before and masks <= {domain, domain & ~reduced} for v, domain, reduced in domains)
 
     def _mandatory_traffic(self) -> list[float]:
         """By position, the µs of what vertices before it must yet write, and of what only they read from memory."""
