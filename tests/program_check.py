@@ -22,11 +22,13 @@ from hlofuse.frontend.trace import TracedFunction, trace_function
 from hlofuse.fusion.devices import DEVICES
 from hlofuse.runtime.host_compiler import HostSource, build_host_kernels
 from hlofuse.runtime.kernel_cache import default_cache
+from hlofuse.runtime.simt import build_simt_executable, build_simt_kernels
 from hlofuse.runtime.xla_runtime import Executable, build_executable
 
 # A launch so dear that everything is merged that legality lets be merged.
 FORCED = "test-launch-is-dear"
 MODES = ("coloring", "greedy", "none", "forced")
+SIMT_MODE = "simt"   # the CUDA kernels, thread by thread
 SLACK = 4.0  # over the error bound that the program itself states
 
 
@@ -42,6 +44,8 @@ class Fault:
 
 
 def options(mode: str) -> Options:
+    if mode == SIMT_MODE:
+        return Options(device="simt")
     if mode != "forced":
         return Options(fusion=mode)
     DEVICES.setdefault(FORCED, replace(DEVICES["host"], name=FORCED, launch_us=1e3))
@@ -90,8 +94,14 @@ def _compile(
         except Exception as error:  # whatever the pipeline raises is a fault of its own
             compiled.append(None)
             faults.append(Fault(program, mode, f"{type(error).__name__}: {str(error)[:2000]}"))
-    texts = {text.symbol: text.text for e in compiled if e is not None for text in _texts(e.compilation)}
-    loaded = build_host_kernels([HostSource(s, t) for s, t in texts.items()], HOST.prelude, default_cache())
+    texts = {text.symbol: text for e in compiled if e is not None for text in _texts(e.compilation)}
+    loaded: dict[str, Any]
+    if mode == SIMT_MODE:
+        loaded = build_simt_kernels(list(texts.values()))
+    else:
+        sources = [HostSource(s, t.text) for s, t in texts.items()]
+        loaded = build_host_kernels(sources, HOST.prelude, default_cache())
+    build = build_simt_executable if mode == SIMT_MODE else build_executable
     for k, e in enumerate(compiled):
         if e is None:
             continue
@@ -101,7 +111,7 @@ def _compile(
             compiled[k] = None
         else:
             try:
-                compiled[k] = build_executable(e.compilation, "cpu")
+                compiled[k] = build(e.compilation, "cpu")
             except Exception as error:
                 compiled[k] = None
                 faults.append(Fault(programs[k], mode, f"{type(error).__name__}: {error}"))
@@ -109,7 +119,8 @@ def _compile(
 
 
 def _texts(compilation: Compilation) -> list[Any]:
-    return [c.text_in("host") for c in compilation.clusters if c.segments]
+    dialect = "cuda" if compilation.device.name == "simt" else "host"
+    return [c.text_in(dialect) for c in compilation.clusters if c.segments]
 
 
 def _call_of(program: Program, executable: Executable, donate: bool) -> Callable[..., Any]:

@@ -18,10 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from hlofuse.codegen.dialect import SIMT
-from hlofuse.codegen.kernel import KernelText
+from hlofuse.codegen.dialect import SIMT, Dialect
+from hlofuse.codegen.kernel import KernelText, write_kernel
 from hlofuse.codegen.prelude import prelude_file
 from hlofuse.errors import HlofuseError
+from hlofuse.fusion.fuse import deep_recursion
 from hlofuse.hlo.module import Instruction
 from hlofuse.runtime.host_compiler import (
     INSTALL_HINT,
@@ -190,9 +191,18 @@ def _call(result_avals: Sequence[Any], operands: Sequence[Any], key: int, aliase
     return list(call(*operands, key=np.uint64(key).astype(np.int64), name=name))
 
 
-def build_simt_executable(compilation: Any, platform: str) -> Executable:
+def simt_texts(compilation: Any, dialect: Dialect = SIMT) -> dict[Instruction, KernelText]:
+    """The kernels of a compilation: the CUDA ones, or as a dialect with blocks of another size writes them."""
+    clusters = [c for c in compilation.clusters if c.segments]
+    if dialect is SIMT:
+        return {c.instruction: c.text_in("cuda") for c in clusters}
+    with deep_recursion():
+        return {c.instruction: write_kernel(c.segments, dialect, c.name) for c in clusters}
+
+
+def build_simt_executable(compilation: Any, platform: str, dialect: Dialect = SIMT) -> Executable:
     """The executable that runs a compilation's CUDA kernels thread by thread inside XLA:CPU."""
-    texts: dict[Instruction, KernelText] = {c.instruction: c.text_in("cuda") for c in compilation.clusters if c.segments}
+    texts = simt_texts(compilation, dialect)
     if platform != "cpu" or not texts:
         return Executable(compilation, {}, {})
     try:

@@ -1,0 +1,113 @@
+"""Whole programs whose CUDA kernels run under SIMT: every seed must give the same bits, and values as good as JAX's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from hlofuse.codegen.dialect import SIMT, Dialect
+from hlofuse.codegen.kernel import KernelText
+from hlofuse.compiler import Compilation, compile_jaxpr
+from hlofuse.config import Options
+from hlofuse.explore import accuracy, float64_reference
+from hlofuse.frontend.trace import TracedFunction, trace_function
+from hlofuse.runtime.simt import build_simt_executable, build_simt_kernels, simt_seed, simt_texts
+from hlofuse.runtime.unit_builder import BuildFailure
+
+
+def with_threads(threads: int) -> Dialect:
+    """The dialect with blocks of at most so many threads."""
+    return replace(SIMT, threads=threads, max_row_threads=threads, column_threads=threads, group_threads=threads,
+                   transpose_threads=threads)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function on its arguments, traced and compiled for SIMT."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    traced: TracedFunction = field(repr=False)
+    compilation: Compilation = field(repr=False)
+
+
+@dataclass
+class Tally:
+    """What ran, for people to read."""
+
+    kernels: set[str] = field(default_factory=set)
+    forms: Counter[str] = field(default_factory=Counter)
+    threads: set[int] = field(default_factory=set)
+    runs: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, texts: Iterable[KernelText]) -> None:
+        for text in texts:
+            self.threads.add(text.threads)
+            if text.symbol not in self.kernels:
+                self.kernels.add(text.symbol)
+                self.forms[text.form] += 1
+
+    def __str__(self) -> str:
+        forms = ", ".join(f"{form} {count}" for form, count in sorted(self.forms.items()))
+        threads = ", ".join(map(str, sorted(self.threads)))
+        return f"{len(self.kernels)} kernels ({forms}), blocks of {threads} threads; {len(self.faults)} faults"
+
+
+def compile_case(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Case:
+    traced = trace_function(function, args)
+    executable: Any = compile_jaxpr(traced.closed, Options(device="simt"), "none")
+    return Case(name, function, tuple(args), traced, executable.compilation)
+
+
+def check_cases(cases: Sequence[Case], seeds: Sequence[int], dialect: Dialect = SIMT, judged: bool = True) -> Tally:
+    """Runs each case with every seed; `judged`: the values against jax.jit and float64 too."""
+    tally = Tally()
+    texts = {text.symbol: text for case in cases for text in simt_texts(case.compilation, dialect).values()}
+    tally.add(texts.values())
+    for kernel in build_simt_kernels(list(texts.values())).values():
+        if isinstance(kernel, BuildFailure):
+            tally.faults.append(f"{kernel.symbol} does not compile: {kernel.message}\n{texts[kernel.symbol].text}")
+    if tally.faults:
+        return tally
+    for case in cases:
+        reason = _check(case, seeds, dialect, judged)
+        tally.runs += len(seeds)
+        if reason:
+            tally.faults.append(f"{case.name}: {reason}")
+    return tally
+
+
+def _check(case: Case, seeds: Sequence[int], dialect: Dialect, judged: bool) -> str | None:
+    executable = build_simt_executable(case.compilation, "cpu", dialect)
+
+    def call(*args: Any) -> Any:
+        again = trace_function(case.function, args)
+        return again.assemble(executable(*again.operands))
+
+    compiled = jax.jit(call).lower(*case.args).compile()
+    first: list[Any] | None = None
+    for seed in seeds:
+        try:
+            with simt_seed(seed):
+                results = jax.block_until_ready(jax.tree.leaves(compiled(*case.args)))
+        except jax.errors.JaxRuntimeError as error:
+            return f"seed {seed}: {error}"
+        if first is None:
+            first = results
+        for number, (a, b) in enumerate(zip(first, results, strict=True)):
+            if np.asarray(a).tobytes() != np.asarray(b).tobytes():
+                return f"result {number} is not the same for seeds {seeds[0]} and {seed}"
+    if not judged or first is None:
+        return None
+    # As NumPy's arrays: weak types are the primitive's business, which is not here.
+    expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(case.function)(*case.args))]
+    reference = float64_reference.evaluate(jax.make_jaxpr(case.function)(*case.args), *jax.tree.leaves(case.args))
+    verdict = accuracy.judge([np.asarray(x) for x in first], expected, reference)
+    return None if verdict.ok else verdict.reason
