@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,14 @@ class Case:
     args: tuple[Any, ...]
     traced: TracedFunction = field(repr=False)
     compilation: Compilation = field(repr=False)
+
+    @functools.cached_property
+    def expected(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """What jax.jit and a float64 evaluation make of it. As NumPy's arrays: weak types are the primitive's business,
+        which is not here."""
+        results = [np.asarray(x) for x in jax.tree.leaves(jax.jit(self.function)(*self.args))]
+        jaxpr = jax.make_jaxpr(self.function)(*self.args)
+        return results, float64_reference.evaluate(jaxpr, *jax.tree.leaves(self.args))
 
 
 @dataclass
@@ -106,8 +115,5 @@ def _check(case: Case, seeds: Sequence[int], dialect: Dialect, judged: bool) -> 
                 return f"result {number} is not the same for seeds {seeds[0]} and {seed}"
     if not judged or first is None:
         return None
-    # As NumPy's arrays: weak types are the primitive's business, which is not here.
-    expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(case.function)(*case.args))]
-    reference = float64_reference.evaluate(jax.make_jaxpr(case.function)(*case.args), *jax.tree.leaves(case.args))
-    verdict = accuracy.judge([np.asarray(x) for x in first], expected, reference)
+    verdict = accuracy.judge([np.asarray(x) for x in first], *case.expected)
     return None if verdict.ok else verdict.reason
