@@ -1,4 +1,4 @@
-"""Mutants of real kernels, and of the prelude's text that they run with: SIMT catches each, and nothing on the originals.
+"""Mutants of real kernels, and of the prelude that they run with: SIMT catches each, and nothing on the originals.
 
 `caught`: what the report must say; None where only the values are wrong.
 """

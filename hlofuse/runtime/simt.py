@@ -1,8 +1,8 @@
 """SIMT: the CUDA text of kernels, executed on the CPU thread by thread, with every access and barrier checked.
 
-`build_simt_kernels` compiles the text with the host's C++ compiler and another prelude; the machine that runs the fibers
-(prelude/simt_machine.cpp) is built once per machine, as the FFI shim is. `build_simt_executable` is what `device="simt"`
-means: XLA:CPU calls the kernels, and a report is the error of the call.
+`build_simt_kernels` compiles the text with the host's C++ compiler and another prelude; the machine that runs the
+fibers (prelude/simt_machine.cpp) is a library of its own, built once like the FFI shim. `build_simt_executable` is what
+`device="simt"` means: XLA:CPU calls the kernels, and a report is the error of the call.
 """
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ def prelude(dialect: str) -> str:
     """The scalar functions of a dialect, "cuda", "host" or "simt", as C++ text."""
     if dialect not in _FILES:
         raise ValueError(f"unknown dialect {dialect!r}; there are {', '.join(sorted(_FILES))}")
-    return _texts(_FILES[dialect])
+    return _texts(dialect, _FILES[dialect])
 
 
 @functools.cache
 def block_prelude(dialect: str) -> str:
     """What a block of the dialect is: threads, lanes, barriers and the memory qualifiers."""
-    return _texts(_BLOCK_FILES[dialect])
+    return _texts(dialect, _BLOCK_FILES[dialect])
 
 
 def prelude_file(name: str) -> str:
@@ -38,9 +38,17 @@ def prelude_file(name: str) -> str:
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _texts(names: tuple[str, ...]) -> str:
-    """The files one after the other; compilers' messages, and SIMT's reports, name each with its own lines."""
-    return "\n".join(f'#line 1 "{name}"\n{prelude_file(name)}' for name in names)
+def simt_program_files() -> list[str]:
+    """Where the files lie that make a program of kernels under SIMT, in their order."""
+    machine, *rest = _FILES["simt"]
+    return [str(files(__name__).joinpath(name))
+            for name in (machine, "simt_machine.cpp", *rest, *_BLOCK_FILES["simt"], "simt_program.h")]
+
+
+def _texts(dialect: str, names: tuple[str, ...]) -> str:
+    """The files one after the other; SIMT's reports name each with its own lines."""
+    return "\n".join(f'#line 1 "{name}"\n{prelude_file(name)}' if dialect == "simt" else prelude_file(name)
+                     for name in names)
 
 
 @functools.cache

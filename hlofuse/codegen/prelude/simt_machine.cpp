@@ -4,6 +4,7 @@
 // Order between accesses is kept as in a race detector with vector clocks, but coarse where the hardware is: `phase`
 // counts barriers over the whole launch, `tick` the synchronizations of a warp. An access is known by both. What another
 // block wrote may be read after the protocol of threadFenceReduction only: fence, atomic; atomic, fence.
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -185,24 +186,44 @@ static void resume(Fiber* f) {
 }
 #endif
 
-// Stacks of this operating system's thread, kept for its next launch. Only touched pages take memory.
-struct Pool {
+// Stacks of a launch, kept for a later one. Only touched pages take memory; a page before each stack takes none.
+struct Stacks {
+  Stacks* next;
   char* memory;
   int count;
 };
-static __thread Pool pool;
+static Stacks* free_stacks;
+static char stacks_lock;
 
-static char* stacks(int count) {
-  if (pool.count >= count) return pool.memory;
+static Stacks* exchange_stacks(Stacks* given, int count) {
+  while (__atomic_test_and_set(&stacks_lock, __ATOMIC_ACQUIRE)) sched_yield();
+  Stacks* taken = nullptr;
+  if (given) {
+    given->next = free_stacks;
+    free_stacks = given;
+  } else {
+    for (Stacks** place = &free_stacks; *place && !taken; place = taken ? place : &(*place)->next)
+      if ((*place)->count >= count) {
+        taken = *place;
+        *place = taken->next;
+      }
+  }
+  __atomic_clear(&stacks_lock, __ATOMIC_RELEASE);
+  return taken;
+}
+
+static Stacks* take_stacks(int threads) {
+  int count = 32;
+  while (count < threads) count *= 2;
+  if (Stacks* known = exchange_stacks(nullptr, count)) return known;
   const size_t each = STACK + PAGE;
-  if (pool.memory) munmap(pool.memory, each * (size_t)pool.count);
-  pool.count = 0;
-  pool.memory = (char*)mmap(nullptr, each * (size_t)count, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (pool.memory == (char*)MAP_FAILED) return pool.memory = nullptr;
-  for (int k = 0; k < count; k++) mprotect(pool.memory + each * (size_t)k, PAGE, PROT_NONE);
-  pool.count = count;
-  return pool.memory;
+  char* memory = (char*)mmap(nullptr, each * (size_t)count, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  Stacks* stacks = (Stacks*)malloc(sizeof(Stacks));
+  if (memory == (char*)MAP_FAILED || !stacks) return nullptr;
+  for (int k = 0; k < count; k++) mprotect(memory + each * (size_t)k, PAGE, PROT_NONE);
+  *stacks = Stacks{nullptr, memory, count};
+  return stacks;
 }
 
 static unsigned long long draw(unsigned long long below) {
@@ -771,19 +792,20 @@ static void release(Launch* l) {
 }
 
 static int run(Launch* l, const char* kinds, long long first, long long number) {
-  char* memory = stacks(l->threads);
+  Stacks* stacks = take_stacks(l->threads);
   l->machine = &the_machine;
   l->fibers = (Fiber*)calloc((size_t)l->threads, sizeof(Fiber));
   l->past = (PastBlock*)calloc((size_t)number + 1, sizeof(PastBlock));
   long long* order = (long long*)malloc((size_t)(number + 1) * sizeof *order);
-  if (!memory || !l->fibers || !l->past || !order || !add_shadows(l->buffers, l->buffer_count, kinds)) {
+  if (!stacks || !l->fibers || !l->past || !order || !add_shadows(l->buffers, l->buffer_count, kinds)) {
     snprintf(l->report, (size_t)l->report_size, "no memory for a launch of %lld blocks", number);
     free(order);
+    if (stacks) exchange_stacks(stacks, 0);
     return 2;
   }
   for (int t = 0; t < l->threads; t++) {
     l->fibers[t].index = t;
-    l->fibers[t].stack = memory + (size_t)t * (STACK + PAGE) + PAGE;
+    l->fibers[t].stack = stacks->memory + (size_t)t * (STACK + PAGE) + PAGE;
   }
   for (long long k = 0; k < number; k++) order[k] = first + k;
   if (l->random)
@@ -795,6 +817,7 @@ static int run(Launch* l, const char* kinds, long long first, long long number) 
   for (long long k = 0; k < number && !l->failed; k++) run_block(order[k]);
   if (!l->failed && number == l->blocks) check_results(kinds);
   free(order);
+  exchange_stacks(stacks, 0);
   return l->failed;
 }
 
@@ -825,7 +848,15 @@ extern "C" int hlofuse_simt_run(simt::Entry* entry, const char* name, const char
   l->report_size = report_size;
   report[0] = 0;
   simt::now = l;
+#ifdef __SSE__
+  // XLA's threads flush subnormal numbers to zero; the GPU does not.
+  const unsigned control = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(0x1f80);
+#endif
   const int result = simt::run(l, kinds, first, number);
+#ifdef __SSE__
+  __builtin_ia32_ldmxcsr(control);
+#endif
   simt::release(l);
   simt::now = outer;
   return result;
