@@ -60,9 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     dump.set_defaults(run=_dump)
     _add_target(dump)
     dump.add_argument("--stage", default="fused", metavar="STAGE",
-                      help="jaxpr, hlo, optimized, fused (the default), cuda, ptx, host, simt (a C++ program that runs the "
-                           "CUDA kernels on the CPU), or the program after a pass: after:NAME (see `hlofuse passes`; "
-                           "NAME#2 for its second time)")  # fmt: skip
+                      help="jaxpr, hlo, optimized, fused (the default), cuda, ptx, host, simt (a C++ program that runs "
+                           "the CUDA kernels on the CPU), or the program after a pass: after:NAME (see `hlofuse "
+                           "passes`; NAME#2 for its second time)")  # fmt: skip
     dump.add_argument("--arch", metavar="ARCH", help="of --stage ptx, such as sm_90; default: the device's")
     dump.add_argument("--prelude", action="store_true", help="before cuda or host: what the kernels are written with")
     dump.add_argument("--no-metadata", action="store_true", help="HLO without operation names and source lines")
@@ -137,8 +137,8 @@ def _simt(arguments: argparse.Namespace) -> str:
     trial = try_function(ours, target.function, target.args, seeds)
     if trial.report is not None:
         raise HlofuseError(f"{target.name}: {trial.report}")
-    return (f"{target.name}: {trial.kernels} kernels, {len(trial.seeds)} seeds: nothing to report, the same bits each time; "
-            f"at most {trial.difference:.2g} from jax.jit")
+    return (f"{target.name}: {trial.kernels} kernels, {len(trial.seeds)} seeds: nothing to report, the same bits each "
+            f"time; at most {trial.difference:.2g} from jax.jit")
 
 
 def _passes(arguments: argparse.Namespace) -> str:

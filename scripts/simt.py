@@ -38,8 +38,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="*", default=[0, 32, 64, 256], metavar="N",
                         help="block sizes; 0: as generated (default: 0 32 64 256)")  # fmt: skip
     parser.add_argument("--programs", type=int, default=0, metavar="N", help="random programs as well")
-    parser.add_argument("--full", action="store_true", help="the kernels of the full sizes too, each by itself; of large "
-                        "results some blocks only (minutes, and 3 GB)")  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="the kernels of the full sizes too, each by itself; "
+                        "of large results some blocks only (minutes a seed, and 3 GB)")  # fmt: skip
     options = parser.parse_args()
     names = options.workloads or list(CATALOG)
     cases = [compile_case(name, CATALOG[name].fn, jax.device_put(CATALOG[name].args("small"))) for name in names]

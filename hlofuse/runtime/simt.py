@@ -63,6 +63,7 @@ class SimtKernel:
     text: KernelText
     address: int
     kinds: str
+    prelude: str    # a digest of it
 
     def run(self, operands: Sequence[np.ndarray], results: Sequence[np.ndarray], seed: int = 0,
             blocks: range | None = None) -> None:
@@ -92,14 +93,15 @@ def allocate_results(results: Sequence[Any]) -> list[np.ndarray]:
 def build_simt_kernels(texts: Sequence[KernelText], prelude: str | None = None,
                        flags: Sequence[str] = SIMT_FLAGS) -> dict[str, SimtKernel | BuildFailure]:
     """Compiles kernels of the SIMT dialect (or the CUDA one: it is the same text); the answer is by symbol."""
+    prelude = SIMT.prelude if prelude is None else prelude
     sources = [HostSource(f"{t.symbol}_simt", f"{t.code}\nSIMT_ENTRY({t.symbol})\n") for t in texts]
-    loaded = build_host_kernels(sources, SIMT.prelude if prelude is None else prelude, default_cache(), flags)
+    loaded = build_host_kernels(sources, prelude, default_cache(), flags)
     found: dict[str, SimtKernel | BuildFailure] = {}
     for text, source in zip(texts, sources, strict=True):
         kernel = loaded[source.symbol]
         if isinstance(kernel, LoadedKernel):
             kinds = "".join(_KINDS[a.kind] for a in text.arguments) + "C"
-            found[text.symbol] = SimtKernel(text, kernel.address, kinds)
+            found[text.symbol] = SimtKernel(text, kernel.address, kinds, digest(prelude))
         else:
             found[text.symbol] = kernel
     return found
@@ -170,7 +172,7 @@ def simt_seed(seed: int) -> Iterator[None]:
 
 def _register(kernel: SimtKernel) -> int:
     text = kernel.text
-    key = int(digest(text.digest, text.text)[:16], 16)
+    key = int(digest(text.digest, text.text, kernel.prelude)[:16], 16)
     with _lock:
         if key in _registered:
             return key

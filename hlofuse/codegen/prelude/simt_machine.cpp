@@ -262,7 +262,7 @@ static void put_place(const Fiber* f, Site site) {
   const int line = in_kernel(site) ? site.line : site.kernel_line ? site.kernel_line : 0;
   put("kernel %s, block %lld, thread %d, ", now->name, now->block, f->index);
   if (line) put("line %d", line);
-  if (!in_kernel(site)) put(line ? ", in %s:%d" : "%s:%d", site.file ? site.file : "?", site.line);
+  else put("%s:%d", site.file ? site.file : "?", site.line);
   if (!line && f->kernel_line) put(", after line %d", f->kernel_line);
 }
 
@@ -293,6 +293,8 @@ static void fail(Site site, const char* format, ...) {
 }
 
 // --- memory -----------------------------------------------------------------------------------------------------------
+
+static const char* const access_names[] = {"read", "write", "atomic"};
 
 static bool is_before(Time a, Time b) { return a.phase < b.phase || (a.phase == b.phase && a.tick < b.tick); }
 
@@ -330,13 +332,12 @@ static bool comes_before(Time when, int thread) {
 }
 
 static void race(Region* region, long long element, Access access, Access other, Time when, int thread, Site site) {
-  static const char* const names[] = {"read", "write", "atomic"};
   const bool same_block = when.phase >= now->block_phase;
   char who[64];
   if (thread < 0) snprintf(who, sizeof who, "other threads");
   else if (same_block) snprintf(who, sizeof who, "thread %d", thread);
   else snprintf(who, sizeof who, "thread %d of block %lld", thread, block_of(when.phase)->block);
-  fail(site, "%s of %s[%lld], unordered with the %s by %s%s", names[access], region->name, element, names[other], who,
+  fail(site, "%s of %s[%lld], unordered with the %s by %s%s", access_names[access], region->name, element, access_names[other], who,
        same_block ? ": no barrier stands between" : ": no fence and atomic of both blocks stand between");
 }
 
@@ -378,7 +379,7 @@ static void check_element(Region* region, long long element, Access access, Site
   Shadow* s = (Shadow*)region->shadow + element;
   const Fiber* f = now->current;
   if (!s->written && !region->initialized && access != WRITE)
-    fail(site, "%s of %s[%lld], which nothing has written", access == READ ? "read" : "atomic", region->name, element);
+    fail(site, "%s of %s[%lld], which nothing has written", access_names[access], region->name, element);
   if (s->write_phase && !(access == ATOMIC && s->atomic)) {
     const Time when = {s->write_phase, s->write_tick};
     if (!comes_before(when, s->writer))
@@ -399,10 +400,9 @@ static void touch(Region* region, long long offset, long long bytes, Access acce
   if (in_kernel(site)) now->current->kernel_line = site.line;
   else if (site.kernel_line) now->current->kernel_line = site.kernel_line;
   if (offset < 0 || offset + bytes > region->bytes) {
-    // The element that is outside, of a vector too.
-    const long long last = (offset + bytes - 1) / region->element, first = offset / region->element;
-    fail(site, "%s outside of %s: index %lld, it has %lld elements", access == READ ? "read" : access == WRITE ? "write" : "atomic",
-         region->name, offset < 0 ? first : last, region->bytes / region->element);
+    const long long first = offset / region->element, size = region->bytes / region->element;
+    fail(site, "%s outside of %s: index %lld, it has %lld elements", access_names[access], region->name,
+         offset < 0 || first > size ? first : size, size);  // of a vector, the first element that is outside
   }
   if (!region->shadow) return;
   const long long last = (offset + bytes - 1) / region->element;
