@@ -227,6 +227,11 @@ RIGHT = {
         "  out[i] = 1;\n  if (t % 32 > 7) return;\n  __syncwarp();\n  out[i] = __shfl_down_sync(~0u, 1, 1, 8);",
         1,
     ),
+    "what another block wrote, after its counter": (
+        "  out[i] = 1;\n  __threadfence();\n  __syncthreads();\n  const unsigned old = atomicAdd(counters, 1u);\n"
+        "  __threadfence();\n  if (old >= 64) out[i] = out[t] + out[64 + t] - 1;",
+        1,
+    ),
     "a compare-and-swap": ("  const unsigned old = atomicCAS(counters, 0u, 5u);\n  out[i] = old == 0 || old == 5;", 1),
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,8 +108,8 @@ def build_simt_kernels(texts: Sequence[KernelText], prelude: str | None = None,
 
 # --- the machine ------------------------------------------------------------------------------------------------------
 
-_lock = threading.Lock()
-_registered: dict[int, Any] = {}
+_registered: set[int] = set()
+_kept: list[Any] = []
 
 
 @functools.cache
@@ -173,16 +172,16 @@ def simt_seed(seed: int) -> Iterator[None]:
 def _register(kernel: SimtKernel) -> int:
     text = kernel.text
     key = int(digest(text.digest, text.text, kernel.prelude)[:16], 16)
-    with _lock:
-        if key in _registered:
-            return key
-        names = [a.name.encode() for a in text.arguments] + [b"counters"]
-        array = (ctypes.c_char_p * len(names))(*names)
-        strings = (text.symbol.encode(), text.text.encode(), kernel.kinds.encode())
-        if machine().hlofuse_simt_register(key, kernel.address, *strings, array, len(names), text.blocks, text.threads,
-                                           text.counters):
-            raise MemoryError("no memory for the table of kernels")
-        _registered[key] = (kernel, array, strings)     # the library keeps their addresses
+    if key in _registered:
+        return key
+    names = [a.name.encode() for a in text.arguments] + [b"counters"]
+    array = (ctypes.c_char_p * len(names))(*names)
+    strings = (text.symbol.encode(), text.text.encode(), kernel.kinds.encode())
+    if machine().hlofuse_simt_register(key, kernel.address, *strings, array, len(names), text.blocks, text.threads,
+                                       text.counters):
+        raise MemoryError("no memory for the table of kernels")
+    _kept.append((array, strings))     # the library has their addresses
+    _registered.add(key)
     return key
 
 

@@ -16,7 +16,7 @@ struct Kernel {
   const Kernel* before;
 };
 
-const Kernel* kernels;  // written under Python's lock, published whole
+const Kernel* kernels;
 uint64_t seed;
 
 XLA_FFI_Error* make_error(const XLA_FFI_Api* api, XLA_FFI_Error_Code code, const char* message) {
@@ -64,8 +64,11 @@ extern "C" int hlofuse_simt_register(uint64_t key, void* entry, const char* name
                                      int64_t counters) {
   Kernel* added = (Kernel*)malloc(sizeof(Kernel));
   if (!added) return 1;
-  *added = Kernel{key, (simt::Entry*)entry, name, text, kinds, names, blocks, counters, threads, count, kernels};
-  __atomic_store_n(&kernels, added, __ATOMIC_RELEASE);
+  *added = Kernel{key, (simt::Entry*)entry, name, text, kinds, names, blocks, counters, threads, count, nullptr};
+  added->before = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE);
+  const Kernel* whole = added;
+  while (!__atomic_compare_exchange_n(&kernels, &added->before, whole, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  }
   return 0;
 }
 

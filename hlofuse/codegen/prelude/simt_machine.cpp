@@ -74,7 +74,6 @@ struct Acquisition {
   Time time;
   unsigned fenced;  // the phase in which the thread itself fenced; 0: not yet
 };
-enum { MAX_ACQUISITIONS = 64 };
 
 struct PastBlock {
   unsigned first_phase;
@@ -110,8 +109,8 @@ struct Launch {
   unsigned phase, block_phase, fences;
   PastBlock* past;
   long long past_count;
-  Acquisition acquisitions[MAX_ACQUISITIONS];
-  int acquisition_count;
+  Acquisition* acquisitions;
+  int acquisition_count, acquisition_room;
   SharedArray shared[MAX_SHARED];
   int shared_count;
   long long shared_bytes;
@@ -423,22 +422,35 @@ static Region* region_of(const char* address) {
   return nullptr;
 }
 
-static void note_atomic(const void* address) {
-  Launch* l = now;
-  const Fiber* f = l->current;
-  if (!l->fences) {  // nothing is published without a fence; a fence may follow, though
-  } else {
-    Publication* p = (Publication*)malloc(sizeof(Publication) + (size_t)l->threads * sizeof(Time));
+// What this thread knows to be fenced is from now on for those who see the atomic.
+static void publish(const void* address) {
+  const Fiber* f = now->current;
+  PastBlock* block = now->past + now->past_count - 1;
+  Publication* p = block->publications;
+  while (p && p->address != address) p = p->before;
+  if (!p) {
+    p = (Publication*)calloc(1, sizeof(Publication) + (size_t)now->threads * sizeof(Time));
     p->address = address;
     p->until = (Time*)(p + 1);
-    for (int t = 0; t < l->threads; t++) p->until[t] = t == f->index ? f->fence : l->fibers[t].known_fence;
-    PastBlock* block = l->past + l->past_count - 1;
     p->before = block->publications;
     block->publications = p;
   }
+  for (int t = 0; t < now->threads; t++) {
+    const Time known = t == f->index ? f->fence : now->fibers[t].known_fence;
+    if (is_before(p->until[t], known)) p->until[t] = known;
+  }
+}
+
+static void note_atomic(const void* address) {
+  Launch* l = now;
+  const Fiber* f = l->current;
+  if (l->fences) publish(address);
   for (int k = 0; k < l->acquisition_count; k++)
     if (l->acquisitions[k].address == address && l->acquisitions[k].thread == f->index) return;
-  if (l->acquisition_count == MAX_ACQUISITIONS) return;
+  if (l->acquisition_count == l->acquisition_room) {
+    l->acquisition_room = l->acquisition_room ? 2 * l->acquisition_room : 64;
+    l->acquisitions = (Acquisition*)realloc(l->acquisitions, (size_t)l->acquisition_room * sizeof(Acquisition));
+  }
   l->acquisitions[l->acquisition_count++] = Acquisition{address, f->index, time_of(f), 0};
 }
 
@@ -786,6 +798,7 @@ static void release(Launch* l) {
   for (int k = 0; k < l->shared_count; k++) free(l->shared[k].region.shadow);
   for (int k = 0; k < l->buffer_count; k++)
     if (l->buffers[k].shadow) munmap(l->buffers[k].shadow, shadow_bytes(l->buffers + k));
+  free(l->acquisitions);
   free(l->past);
   free(l->fibers);
   free(l);
