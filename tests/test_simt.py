@@ -232,6 +232,11 @@ RIGHT = {
         "  __threadfence();\n  if (old >= 64) out[i] = out[t] + out[64 + t] - 1;",
         1,
     ),
+    "operations on elements": (
+        "  SHARED(s32, s, 64);\n  SHARED(float, f, 64);\n  s[t] = -t;\n  s[t] = wrap_add(wrap_mul(s[t], 2), s[t]);\n"
+        "  s[t] += 1;\n  f[t] = max_nan(f[t] = 0.5f, 2.0f);\n  out[i] = abs_of(s[t]) == (t ? 3 * t - 1 : 1) && f[t] == 2;",
+        1,
+    ),
     "a compare-and-swap": ("  const unsigned old = atomicCAS(counters, 0u, 5u);\n  out[i] = old == 0 || old == 5;", 1),
 }
 
@@ -278,6 +283,14 @@ WRONG = {
     "too much shared memory": (
         "  SHARED(double, s, 40000);\n  s[t] = 0;\n  out[i] = 0;",
         "320000 bytes of shared memory",
+    ),
+    "a division by zero": (
+        "  out[i] = 5;\n  out[i] = x[i] / (t - 9);",
+        r"thread 9, line \d: integer division by zero",
+    ),
+    "no stack": (
+        "  out[i] = 0;\n  volatile char big[1 << 18];\n  for (int k = 1 << 18; k-- > 0;) big[k] = 1;",
+        "no stack left",
     ),
     "nothing written": ("  if (t) out[i] = 0;", "1 of 64 elements of out were never written, first index 0"),
 }

@@ -102,7 +102,7 @@ def build_simt_kernels(texts: Sequence[KernelText], prelude: str | None = None,
             kinds = "".join(_KINDS[a.kind] for a in text.arguments) + "C"
             found[text.symbol] = SimtKernel(text, kernel.address, kinds, digest(prelude))
         else:
-            found[text.symbol] = kernel
+            found[text.symbol] = BuildFailure(text.symbol, kernel.message)
     return found
 
 

@@ -5,6 +5,7 @@
 // counts barriers over the whole launch, `tick` the synchronizations of a warp. An access is known by both. What another
 // block wrote may be read after the protocol of threadFenceReduction only: fence, atomic; atomic, fence.
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,9 +126,8 @@ static __thread Launch* now;
 
 static void run_thread() {
   now->entry(now->machine, now->buffers);
-  Launch* launch = now;
-  launch->current->state = DONE;
-  launch->live--;
+  now->current->state = DONE;
+  now->live--;
 }
 
 #ifdef SIMT_USES_UCONTEXT
@@ -141,6 +141,7 @@ static void prepare(Fiber* f) {
 static void resume(Fiber* f) {
   now->current = f;
   swapcontext(&now->scheduler, &f->context);
+  now->current = nullptr;
 }
 static void yield() { swapcontext(&now->current->context, &now->scheduler); }
 #else
@@ -182,6 +183,7 @@ static void prepare(Fiber* f) {
 static void resume(Fiber* f) {
   now->current = f;
   hlofuse_simt_switch(&now->scheduler, f->stack_pointer);
+  now->current = nullptr;
 }
 #endif
 
@@ -289,6 +291,42 @@ static void fail(Site site, const char* format, ...) {
   report(f, site, what);
   f->state = DONE;
   for (;;) yield();
+}
+
+// What the processor refuses (a division by zero, an address that no array knows of) is a report too, and not the end of
+// the process. The handlers are there while launches run; signals of others go where they went before.
+enum { SIGNALS = 3, SIGNAL_STACK = 1 << 16 };
+static const int caught_signals[SIGNALS] = {SIGFPE, SIGSEGV, SIGBUS};
+static struct sigaction earlier_actions[SIGNALS];
+static int running_launches;
+static char signals_lock;
+
+static void on_signal(int number, siginfo_t*, void*) {
+  if (now && now->current) {
+    Fiber* f = now->current;
+    report(f, Site{nullptr, 0, f->kernel_line},
+           number == SIGFPE ? "integer division by zero, here or later" : "access of unknown memory, or no stack left, here or later");
+    f->state = DONE;
+    for (;;) yield();
+  }
+  for (int k = 0; k < SIGNALS; k++)
+    if (caught_signals[k] == number) sigaction(number, &earlier_actions[k], nullptr);
+}
+
+static void catch_signals(int change) {
+  while (__atomic_test_and_set(&signals_lock, __ATOMIC_ACQUIRE)) sched_yield();
+  const bool first = change > 0 && running_launches == 0, last = change < 0 && running_launches == 1;
+  running_launches += change;
+  for (int k = 0; k < SIGNALS && (first || last); k++) {
+    struct sigaction action, current;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    if (first) sigaction(caught_signals[k], &action, &earlier_actions[k]);
+    else if (!sigaction(caught_signals[k], nullptr, &current) && current.sa_sigaction == on_signal)
+      sigaction(caught_signals[k], &earlier_actions[k], nullptr);
+  }
+  __atomic_clear(&signals_lock, __ATOMIC_RELEASE);
 }
 
 // --- memory -----------------------------------------------------------------------------------------------------------
@@ -866,7 +904,15 @@ extern "C" int hlofuse_simt_run(simt::Entry* entry, const char* name, const char
   const unsigned control = __builtin_ia32_stmxcsr();
   __builtin_ia32_ldmxcsr(0x1f80);
 #endif
+  stack_t signal_stack = {}, earlier_stack;
+  signal_stack.ss_sp = malloc(simt::SIGNAL_STACK);
+  signal_stack.ss_size = simt::SIGNAL_STACK;
+  sigaltstack(&signal_stack, &earlier_stack);
+  simt::catch_signals(1);
   const int result = simt::run(l, kinds, first, number);
+  simt::catch_signals(-1);
+  sigaltstack(&earlier_stack, nullptr);
+  free(signal_stack.ss_sp);
 #ifdef __SSE__
   __builtin_ia32_ldmxcsr(control);
 #endif

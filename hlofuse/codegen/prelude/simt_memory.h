@@ -128,6 +128,24 @@ inline void enter(void (*kernel)(P...), const Machine* with, Region* buffers) {
 
 }  // namespace simt
 
+// The templates of scalar.h, of elements: a template does not see that an element is a value.
+#define SIMT_UNARY(name) \
+  template <class T>     \
+  inline T name(const simt::Element<T>& a) { return name((T)a); }
+#define SIMT_BINARY(name)                                                                          \
+  template <class T>                                                                               \
+  inline T name(const simt::Element<T>& a, const simt::Element<T>& b) { return name((T)a, (T)b); } \
+  template <class T>                                                                               \
+  inline T name(const simt::Element<T>& a, typename simt::Plain<T>::type b) { return name((T)a, b); } \
+  template <class T>                                                                               \
+  inline T name(typename simt::Plain<T>::type a, const simt::Element<T>& b) { return name(a, (T)b); }
+SIMT_UNARY(wrap_neg) SIMT_UNARY(abs_of) SIMT_UNARY(sign_of) SIMT_UNARY(popcount) SIMT_UNARY(leading_zeros)
+SIMT_BINARY(wrap_add) SIMT_BINARY(wrap_sub) SIMT_BINARY(wrap_mul) SIMT_BINARY(int_max) SIMT_BINARY(int_min)
+SIMT_BINARY(int_div) SIMT_BINARY(int_rem) SIMT_BINARY(int_pow) SIMT_BINARY(shift_left)
+SIMT_BINARY(shift_right_logical) SIMT_BINARY(shift_right_signed)
+#undef SIMT_UNARY
+#undef SIMT_BINARY
+
 #define SIMT_ENTRY(kernel) \
   extern "C" void kernel##_simt(const simt::Machine* machine, simt::Region* buffers) { simt::enter(kernel, machine, buffers); }
 
