@@ -234,7 +234,8 @@ RIGHT = {
     ),
     "operations on elements": (
         "  SHARED(s32, s, 64);\n  SHARED(float, f, 64);\n  s[t] = -t;\n  s[t] = wrap_add(wrap_mul(s[t], 2), s[t]);\n"
-        "  s[t] += 1;\n  f[t] = max_nan(f[t] = 0.5f, 2.0f);\n  out[i] = abs_of(s[t]) == (t ? 3 * t - 1 : 1) && f[t] == 2;",
+        "  s[t] += 1;\n  f[t] = max_nan(f[t] = 0.5f, 2.0f);\n"
+        "  out[i] = abs_of(s[t]) == (t ? 3 * t - 1 : 1) && f[t] == 2;",
         1,
     ),
     "a compare-and-swap": ("  const unsigned old = atomicCAS(counters, 0u, 5u);\n  out[i] = old == 0 || old == 5;", 1),
