@@ -25,7 +25,8 @@ def jit(
 
     Takes the arguments of `jax.jit`, and:
       fusion: who chooses the clusters: "coloring", "greedy", "none" or "exact".
-      device: name of the device whose cost model decides; by default the one that runs the function.
+      device: name of the device whose cost model decides; by default the one that runs the function. "simt": the
+        CUDA kernels, executed thread by thread on the CPU with every access checked; a fault is the call's error.
 
     The result transforms, nests and shards as that of `jax.jit`. Its `.lower(...).compile()` is a `jax.stages.Compiled`
     that also has `.kernels` and `.explain()` (see `hlofuse.stages`). Derivatives are those of the plain function: for

@@ -1,4 +1,4 @@
-"""The command line: `hlofuse dump`, `hlofuse explain`, `hlofuse passes`.
+"""The command line: `hlofuse dump`, `hlofuse explain`, `hlofuse simt`, `hlofuse passes`.
 
 What a person got wrong is one short message on stderr and exit status 2; a traceback is a bug of this package.
 """
@@ -60,8 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     dump.set_defaults(run=_dump)
     _add_target(dump)
     dump.add_argument("--stage", default="fused", metavar="STAGE",
-                      help="jaxpr, hlo, optimized, fused (the default), cuda, ptx, host, or the program after a pass: "
-                           "after:NAME (see `hlofuse passes`; NAME#2 for its second time)")  # fmt: skip
+                      help="jaxpr, hlo, optimized, fused (the default), cuda, ptx, host, simt (a C++ program that runs "
+                           "the CUDA kernels on the CPU), or the program after a pass: after:NAME (see `hlofuse "
+                           "passes`; NAME#2 for its second time)")  # fmt: skip
     dump.add_argument("--arch", metavar="ARCH", help="of --stage ptx, such as sm_90; default: the device's")
     dump.add_argument("--prelude", action="store_true", help="before cuda or host: what the kernels are written with")
     dump.add_argument("--no-metadata", action="store_true", help="HLO without operation names and source lines")
@@ -70,18 +71,25 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
     _add_target(explain)
 
+    simt = commands.add_parser("simt", help="run the CUDA kernels on the CPU, thread by thread, and check every access")
+    simt.set_defaults(run=_simt)
+    _add_target(simt, device="simt")
+    simt.add_argument("--seeds", type=int, default=5, metavar="N", help="orders of blocks and threads (default 5)")
+    simt.add_argument("--seed", type=int, metavar="SEED", help="only this one; 0 is the natural order")
+
     passes = commands.add_parser("passes", help="list the passes in their order, with the reason for each")
     passes.set_defaults(run=_passes)
     passes.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
     return parser
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
+def _add_target(parser: argparse.ArgumentParser, device: str = "h200") -> None:
     parser.add_argument("target", metavar="TARGET", help="module:function, file.py:function or a file of HLO text")
     parser.add_argument("--args", nargs="+", metavar="ARG", help="arguments: f32[8,128], s32[], (f32[2], f32[2]), "
                                                                 "{w: f32[4]}, or a number (static)")  # fmt: skip
     parser.add_argument("--size", default="full", choices=("small", "full"), help="of a catalog workload's arguments")
-    parser.add_argument("--device", default="h200", metavar="DEVICE", help="whose cost model decides (default h200)")
+    parser.add_argument("--device", default=device, metavar="DEVICE",
+                        help=f"whose cost model decides (default {device})")  # fmt: skip
     parser.add_argument("--fusion", default="coloring", metavar="FUSION", help=", ".join(FUSIONS))
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
 
@@ -111,6 +119,26 @@ def _dump(arguments: argparse.Namespace) -> str:
 
 def _explain(arguments: argparse.Namespace) -> str:
     return _compile(arguments).explain()
+
+
+def _simt(arguments: argparse.Namespace) -> str:
+    if arguments.device != "simt":
+        raise HlofuseError("`hlofuse simt` runs the kernels of --device simt, which are those of the H200")
+    options = Options(fusion=arguments.fusion)
+    from .api import jit
+    from .explore.target import load_target
+    from .runtime.simt_trial import try_function
+
+    target = load_target(arguments.target, arguments.args, arguments.size)
+    if target.function is None:
+        raise HlofuseError("`hlofuse simt` needs a function, as module:function or file.py:function")
+    seeds = range(arguments.seeds) if arguments.seed is None else (arguments.seed,)
+    ours = jit(target.function, fusion=options.fusion, device="simt")
+    trial = try_function(ours, target.function, target.args, seeds)
+    if trial.report is not None:
+        raise HlofuseError(f"{target.name}: {trial.report}")
+    return (f"{target.name}: {trial.kernels} kernels, {len(trial.seeds)} seeds: nothing to report, the same bits each "
+            f"time; at most {trial.difference:.2g} from jax.jit")
 
 
 def _passes(arguments: argparse.Namespace) -> str:

@@ -28,6 +28,7 @@ from hlofuse.fusion.plan import Segment
 from hlofuse.fusion.registers import estimate_registers
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
+from hlofuse.runtime.simt import build_simt_executable
 from hlofuse.runtime.xla_runtime import Executable, build_executable, prepare_toolchain
 
 DEFAULT_DEVICE = "h200"
@@ -148,13 +149,14 @@ def compile_module(module: Module, options: Options | None = None, device: str |
 
 
 @collector_paused()
-def _compile(closed: Any | None, module: Module | None, options: Options, device: str | None, name: str) -> Compilation:
+def _compile(closed: Any | None, module: Module | None, options: Options, device: str | None, name: str,
+             platform: str | None = None) -> Compilation:
     spec = find_device(device or options.device or DEFAULT_DEVICE)
     stages = _Stages()
     consts: tuple[Any, ...] = ()
     if module is None:
         with stages.timed("import"):
-            imported = import_jaxpr(closed, name, platform="cpu" if spec.dialect == "host" else "cuda")
+            imported = import_jaxpr(closed, name, platform=platform or ("cpu" if spec.dialect == "host" else "cuda"))
             module, consts = imported.module, imported.consts
     stages.keep("hlo", module)
     with stages.timed("passes"):
@@ -203,9 +205,10 @@ def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
         prepare_toolchain()
     spec = find_device(options.device or _HOST)
     name = getattr(getattr(closed.jaxpr, "debug_info", None), "func_name", "main")
-    compilation = _compile(closed, None, options, spec.name, name)
+    compilation = _compile(closed, None, options, spec.name, name, platform if platform in ("cpu", "cuda") else None)
     _dump(compilation)
-    return build_executable(compilation, platform)
+    build = build_simt_executable if spec.name == "simt" else build_executable
+    return build(compilation, platform)
 
 
 def _dump(compilation: Compilation) -> None:

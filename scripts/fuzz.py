@@ -20,7 +20,7 @@ os.environ["HLOFUSE_STRICT"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from program_check import MODES, check, shrink  # noqa: E402
+from program_check import MODES, SIMT_MODES, check, shrink  # noqa: E402
 from random_programs import random_program  # noqa: E402
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="how many programs (default: until the time is over)")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--batch", type=int, default=24, help="programs that are built together")
-    parser.add_argument("--mode", choices=MODES, action="append", help="only these (default: all)")
+    parser.add_argument("--mode", choices=(*MODES, *SIMT_MODES), action="append", help="only these (default: all)")
     parser.add_argument("--x64", action="store_true", help="with 64-bit types")
     parser.add_argument("--donate", action="store_true", help="every argument is donated")
     parser.add_argument("--no-shrink", action="store_true")

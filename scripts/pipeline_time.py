@@ -40,7 +40,8 @@ def print_row(name: str, traced: Compilation, repeats: int) -> None:
         best = min(best, time.process_time() - start)
     n = len(module.entry.instructions)
     print(f"{name:24} {n:6} instructions {len(found.clusters):5} kernels {best * 1e3:8.0f} ms {best / n * 1e6:6.0f}"
-          f" µs/instruction  passes {found.timings['passes']:.0f} ms, fusion {found.timings['fusion']:.0f} ms", flush=True)
+          f" µs/instruction  passes {found.timings['passes']:.0f} ms, fusion {found.timings['fusion']:.0f} ms",
+          flush=True)
 
 
 def main() -> None:

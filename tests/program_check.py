@@ -6,6 +6,7 @@ operation, differs too: XLA's in-place updates are sometimes wrong themselves.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,19 +15,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from program_values import EPSILON, Input, Program, Value
+from simt_check import with_threads
 
-from hlofuse.codegen.dialect import HOST
+from hlofuse.codegen.dialect import HOST, SIMT, Dialect
 from hlofuse.compiler import Compilation, compile_jaxpr
 from hlofuse.config import Options
 from hlofuse.frontend.trace import TracedFunction, trace_function
 from hlofuse.fusion.devices import DEVICES
 from hlofuse.runtime.host_compiler import HostSource, build_host_kernels
 from hlofuse.runtime.kernel_cache import default_cache
+from hlofuse.runtime.simt import build_simt_executable, build_simt_kernels, simt_seed, simt_texts
 from hlofuse.runtime.xla_runtime import Executable, build_executable
 
 # A launch so dear that everything is merged that legality lets be merged.
 FORCED = "test-launch-is-dear"
 MODES = ("coloring", "greedy", "none", "forced")
+# The CUDA kernels thread by thread, in blocks as generated or of so many threads.
+SIMT_MODES = {"simt": SIMT, "simt-32": with_threads(32), "simt-64": with_threads(64)}
+SIMT_SEEDS = (0, 1, 2)
 SLACK = 4.0  # over the error bound that the program itself states
 
 
@@ -42,6 +48,8 @@ class Fault:
 
 
 def options(mode: str) -> Options:
+    if mode in SIMT_MODES:
+        return Options(device="simt")
     if mode != "forced":
         return Options(fusion=mode)
     DEVICES.setdefault(FORCED, replace(DEVICES["host"], name=FORCED, launch_us=1e3))
@@ -71,7 +79,7 @@ def _check(programs: Sequence[Program], modes: Sequence[str], donate: bool) -> l
             else [arguments[n] for n in alive]
         )
         calls = [_call_of(programs[n], e, donate) for n, e in enumerate(executables) if e is not None]
-        results = _run(calls, copies, donate)
+        results = _run(calls, copies, donate, SIMT_SEEDS if mode in SIMT_MODES else (None,))
         for n, result in zip(alive, results, strict=True):
             fault = _compare(programs[n], mode, result, expected[n])
             if fault is not None and not _xla_is_wrong(fault, arguments[n], result):
@@ -90,26 +98,40 @@ def _compile(
         except Exception as error:  # whatever the pipeline raises is a fault of its own
             compiled.append(None)
             faults.append(Fault(program, mode, f"{type(error).__name__}: {str(error)[:2000]}"))
-    texts = {text.symbol: text.text for e in compiled if e is not None for text in _texts(e.compilation)}
-    loaded = build_host_kernels([HostSource(s, t) for s, t in texts.items()], HOST.prelude, default_cache())
+    dialect = SIMT_MODES.get(mode, HOST)
+    texts = {text.symbol: text for e in compiled if e is not None for text in _texts(e.compilation, dialect)}
+    loaded: dict[str, Any]
+    if mode in SIMT_MODES:
+        loaded = build_simt_kernels(list(texts.values()))
+    else:
+        sources = [HostSource(s, t.text) for s, t in texts.items()]
+        loaded = build_host_kernels(sources, HOST.prelude, default_cache())
     for k, e in enumerate(compiled):
         if e is None:
             continue
-        bad = [t for t in _texts(e.compilation) if not hasattr(loaded[t.symbol], "address")]
+        bad = [t for t in _texts(e.compilation, dialect) if not hasattr(loaded[t.symbol], "address")]
         if bad:
             faults.append(Fault(programs[k], mode, f"does not compile: {loaded[bad[0].symbol].message}\n{bad[0].text}"))
             compiled[k] = None
         else:
             try:
-                compiled[k] = build_executable(e.compilation, "cpu")
+                compiled[k] = _build(e.compilation, mode)
             except Exception as error:
                 compiled[k] = None
                 faults.append(Fault(programs[k], mode, f"{type(error).__name__}: {error}"))
     return compiled, faults
 
 
-def _texts(compilation: Compilation) -> list[Any]:
+def _texts(compilation: Compilation, dialect: Dialect) -> list[Any]:
+    if dialect is not HOST:
+        return list(simt_texts(compilation, dialect).values())
     return [c.text_in("host") for c in compilation.clusters if c.segments]
+
+
+def _build(compilation: Compilation, mode: str) -> Executable:
+    if mode in SIMT_MODES:
+        return build_simt_executable(compilation, "cpu", SIMT_MODES[mode])
+    return build_executable(compilation, "cpu")
 
 
 def _call_of(program: Program, executable: Executable, donate: bool) -> Callable[..., Any]:
@@ -122,15 +144,25 @@ def _call_of(program: Program, executable: Executable, donate: bool) -> Callable
 
 
 def _run(
-    functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[Any]], donate: bool = False
+    functions: Sequence[Callable[..., Any]],
+    arguments: Sequence[Sequence[Any]],
+    donate: bool = False,
+    seeds: Sequence[int | None] = (None,),
 ) -> list[list[Any]]:
-    """All functions as one XLA program."""
+    """All functions as one XLA program; with several seeds, which have to give the same bits, under SIMT."""
 
     def everything(groups: Sequence[Sequence[Any]]) -> list[Any]:
         return [f(*group) for f, group in zip(functions, groups, strict=True)]
 
-    results = jax.jit(everything, donate_argnums=(0,) if donate else ())(arguments)
-    return [jax.device_get(list(r)) for r in results]
+    jitted = jax.jit(everything, donate_argnums=(0,) if donate else ())
+    first: list[list[Any]] = []
+    for seed in seeds:
+        with contextlib.nullcontext() if seed is None else simt_seed(seed):
+            results = [jax.device_get(list(r)) for r in jitted(arguments)]
+        first = first or results
+        for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(results), strict=True):
+            assert one.tobytes() == other.tobytes(), f"seed {seed} gives other bits than seed {seeds[0]}"
+    return first
 
 
 def _compare(program: Program, mode: str, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Fault | None:
@@ -227,4 +259,4 @@ def weak_types_agree(program: Program, jit: Callable[..., Any]) -> bool:
     return [(a.shape, a.dtype, a.weak_type) for a in ours] == [(b.shape, b.dtype, b.weak_type) for b in theirs]
 
 
-__all__ = ["MODES", "Fault", "check", "difference", "shrink", "weak_types_agree"]
+__all__ = ["MODES", "SIMT_MODES", "Fault", "check", "difference", "shrink", "weak_types_agree"]

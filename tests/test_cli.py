@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,12 @@ import numpy as np
 import pytest
 
 from hlofuse import cli
+from hlofuse.codegen.dialect import SIMT
 from hlofuse.explore import dump
 from hlofuse.explore.argument_spec import ArgumentSpecError, parse_argument
+from hlofuse.runtime import simt
+from hlofuse.runtime.host_compiler import find_compiler
+from hlofuse.runtime.simt import build_simt_kernels
 
 SOURCE = '''
 import jax, jax.numpy as jnp
@@ -80,6 +85,7 @@ SCALE = ("program.py:scale", "--args", "f32[16,8]", "f32[16,8]")
     ("fused", "kind=kLoop"),
     ("cuda", "__global__"),
     ("host", 'extern "C"'),
+    ("simt", "SIMT_ENTRY(add_fusion"),
     ("after:inline_calls", "tanh("),
     ("inline_calls", "tanh("),
 ])  # fmt: skip
@@ -106,6 +112,34 @@ def test_dump_ptx(run):
     assert result.status == 0, result.err
     assert ".target sm_80" in result.out and ".entry" in result.out
     assert ".target sm_90" in run("dump", *SCALE, "--stage", "ptx").out
+
+
+def test_simt_runs_the_kernels(run):
+    result = run("simt", *SCALE, "--seeds", "2")
+    assert result.status == 0, result.err
+    assert re.match(r"scale: 1 kernels, 2 seeds: nothing to report, .* at most \S+ from jax.jit$", result.out)
+
+
+def test_simt_reports(run, monkeypatch):
+    faulty = SIMT.prelude.replace("body(at, LANES);", "body(at + 1, 1);")
+    monkeypatch.setattr(simt, "build_simt_kernels", lambda texts: build_simt_kernels(texts, faulty))
+    result = run("simt", *SCALE, "--seed", "7")
+    assert result.status == 2 and result.out == ""
+    assert re.match(r"hlofuse: scale: seed 7: kernel add_fusion_\w+: .*of out were never written", result.err)
+
+
+def test_the_simt_program_compiles_and_runs(run, folder):
+    assert run("dump", *SCALE, "--stage", "simt", "-o", "simt.cpp").status == 0
+    compiler = find_compiler()
+    assert compiler is not None
+    subprocess.run([*compiler.command, "-w", "simt.cpp", "-lm", "-o", "simt"], check=True)
+    printed = subprocess.run(["./simt", "4"], check=True, capture_output=True, text=True).stdout
+    assert re.match(r"add_fusion_\w+: 1 blocks of 32 threads\n  out: \S+ \(0x[0-9a-f]{8}\) ", printed)
+    text = (folder / "simt.cpp").read_text()
+    (folder / "faulty.cpp").write_text(text.replace("(int)128", "(int)136"))
+    subprocess.run([*compiler.command, "-w", "faulty.cpp", "-lm", "-o", "faulty"], check=True)
+    failed = subprocess.run("./faulty", capture_output=True, text=True)
+    assert failed.returncode == 1 and "line 18: read outside of x: index 128, it has 128" in failed.stdout
 
 
 def test_the_prelude_makes_the_source_complete(run):
@@ -188,6 +222,8 @@ def test_output_file_is_replaced_whole(run, folder):
     (["dump", *SCALE, "--device", "h20"], ["device 'h20'", "'h200'", "'host'"]),
     (["dump", *SCALE, "--fusion", "colouring"], ["did you mean 'coloring'", "'greedy'"]),
     (["dump", *SCALE, "--arch", "sm_90"], ["--arch is for --stage ptx"]),
+    (["simt", *SCALE, "--device", "a100"], ["runs the kernels of --device simt"]),
+    (["simt", "small.hlo"], ["needs a function"]),
     (["dump", "missing.hlo"], ["missing.hlo", "No such file"]),
     (["dump", "small.hlo", "--args", "f32[2]"], ["names no function"]),
     (["dump", "wrong.hlo"], ["wrong.hlo, line 5", "exponential(q)", "^"]),

@@ -6,7 +6,7 @@ from the record and never ask which backend they write for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlofuse.codegen.prelude import block_prelude, prelude
 
@@ -140,7 +140,7 @@ def _cuda_frame(symbol: str, arguments: Sequence[Argument], shape: BlockShape, p
     return functions + head + "".join(f"  {c}\n" for c in _calls(symbol, arguments, pieces, "BLOCK")) + "}\n"
 
 
-FRAMES = {"host": _host_frame, "cuda": _cuda_frame}
+FRAMES = {"host": _host_frame, "cuda": _cuda_frame, "simt": _cuda_frame}
 
 HOST = Dialect(
     name="host", threads=1, max_row_threads=1, lanes=64, row_lanes=64,
@@ -154,4 +154,7 @@ CUDA = Dialect(
     vector_minimum=512, unroll_minor=0, short_row=0, tile_elements=2048, transpose_threads=256, transpose_tile=32,
     split_below=264, chunk_elements=4096, column_blocks=1056, row_batch=4, column_batch=8)
 
-DIALECTS = {"host": HOST, "cuda": CUDA}
+# CUDA's text under another prelude, in which the threads of a block are fibers on the CPU and everything is checked.
+SIMT = replace(CUDA, name="simt")
+
+DIALECTS = {"host": HOST, "cuda": CUDA}     # in which every kernel is written

@@ -40,6 +40,7 @@ class KernelText:
     shared_bytes: int
     work: int
     aliases: Mapping[int, int]   # operand -> result that may take its memory: read only where that result is written
+    arguments: tuple[Argument, ...] = ()    # of the kernel, without the counters
 
     @property
     def digest(self) -> str:
@@ -100,7 +101,8 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     work = max(1, sum(w.work for w in written) // max(1, blocks))
     return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks,
                       block.threads * block.groups, counters, tuple(shape for _, shape in scratch),
-                      max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written))
+                      max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written),
+                      tuple(a for a in arguments if a is not None))
 
 
 def _launch_aliases(segments: Sequence[Segment], written: Sequence[_Written]) -> dict[int, int]:

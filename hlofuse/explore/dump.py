@@ -18,9 +18,10 @@ from ..errors import HlofuseError, HlofuseWarning, UnknownNameError
 from ..hlo.module import Module
 from ..hlo.printer import print_module
 from ..passes import PIPELINE
+from .simt_program import simt_program
 
 # Of `stage_text`. What a pass left is a stage by the pass's name.
-STAGES = ("jaxpr", "hlo", "optimized", "fused", "cuda", "ptx", "host")
+STAGES = ("jaxpr", "hlo", "optimized", "fused", "cuda", "ptx", "host", "simt")
 _LANGUAGES = {"cuda": "cu", "host": "cpp"}
 
 _lock = threading.Lock()
@@ -36,6 +37,8 @@ def stage_text(compilation: Any, stage: str, metadata: bool = True) -> str:
         if compilation.jaxpr is None:
             raise HlofuseError("HLO text has no jaxpr; its first stage is 'hlo'.")
         return f"{compilation.jaxpr}\n"
+    if stage == "simt":
+        return simt_program(compilation)
     if stage in _LANGUAGES:
         return kernel_text(compilation, stage)
     return _with_newline(print_module(snapshot(compilation.snapshots, stage), metadata=metadata))

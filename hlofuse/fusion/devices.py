@@ -6,7 +6,7 @@ two cores of an x86 server, where a "launch" is a custom call.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlofuse.errors import UnknownNameError
 
@@ -64,6 +64,8 @@ DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
                latency_bytes=64.0),
 )}
+# The H200's kernels, executed thread by thread on the CPU.
+DEVICES["simt"] = replace(DEVICES["h200"], name="simt")
 
 
 def find_device(name: str) -> DeviceSpec:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,12 @@ _warned: set[str] = set()
 
 
 @dataclass(frozen=True)
-class HostKernel:
+class BuiltKernel:
     """A loaded kernel and how to call it."""
 
     text: KernelText
     key: int
+    call: Callable[..., list[Any]] = call_kernel
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class KernelInfo:
 class Executable:
     """A compiled program. Call it with flat operands while JAX traces; it returns the flat results."""
 
-    def __init__(self, compilation: Any, built: Mapping[Instruction, HostKernel],
+    def __init__(self, compilation: Any, built: Mapping[Instruction, BuiltKernel],
                  problems: Mapping[Instruction, str]) -> None:
         self.compilation = compilation
         self.built = built
@@ -108,7 +109,7 @@ def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
     return last
 
 
-def _call(i: Instruction, kernel: HostKernel, inputs: Sequence[Any], free: set[Instruction],
+def _call(i: Instruction, kernel: BuiltKernel, inputs: Sequence[Any], free: set[Instruction],
           last_read: dict[Instruction, Instruction]) -> Any:
     """One custom call; donated operands that the kernel reads last give their memory to a result."""
     results = [(s.dims, s.dtype) for s in (*i.result_shapes, *kernel.text.scratch)]
@@ -118,7 +119,7 @@ def _call(i: Instruction, kernel: HostKernel, inputs: Sequence[Any], free: set[I
         source = i.operands[operand]
         if source in free and last_read[source] is i and result not in aliases.values():
             aliases[operand] = result
-    outputs = call_kernel(avals, inputs, kernel.key, aliases, kernel.text.symbol)[:len(i.result_shapes)]
+    outputs = kernel.call(avals, inputs, kernel.key, aliases, kernel.text.symbol)[:len(i.result_shapes)]
     return outputs[0] if isinstance(i.shape, Shape) else tuple(outputs)
 
 
@@ -158,21 +159,21 @@ def build_executable(compilation: Any, platform: str) -> Executable:
     prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
     if reason is not None:
-        _complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
+        complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
         return Executable(compilation, {}, problems | dict.fromkeys(texts, reason))
     sources = [HostSource(t.symbol, t.code) for t in texts.values()]
     loaded = build_host_kernels(sources, HOST.prelude, default_cache())
-    built: dict[Instruction, HostKernel] = {}
+    built: dict[Instruction, BuiltKernel] = {}
     for instruction, text in texts.items():
         kernel = loaded[text.symbol]
         if not isinstance(kernel, LoadedKernel):
-            _complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
+            complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
             problems[instruction] = kernel.message
             continue
         key = int(text.digest[:16], 16)
         grain = max(1, TASK_WORK // text.work, text.blocks // MAX_TASKS)
         register_kernel(key, kernel.address, text.blocks, grain, text.counters)
-        built[instruction] = HostKernel(text, key)
+        built[instruction] = BuiltKernel(text, key)
     return Executable(compilation, built, problems)
 
 
@@ -186,7 +187,7 @@ def _laid_out_for(cluster: Instruction, entry: Computation) -> Instruction | Non
     return next((i for i in neighbors if i.opcode in _LIBRARY_CALLS), None)
 
 
-def _complain(key: str, message: str) -> None:
+def complain(key: str, message: str) -> None:
     if is_strict():
         raise HlofuseError(message)
     if key not in _warned:

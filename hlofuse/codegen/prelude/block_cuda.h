@@ -1,12 +1,8 @@
-// What a block is on the GPU: THREADS threads, each with LANES neighboring elements.
+// What a block is on the GPU: THREADS threads, each with LANES neighboring elements. SIMT executes this very text: memory
+// is only touched in the ways of memory_cuda.h.
 #define INLINE
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
-#define RESTRICT __restrict__
-#define IN(T) const T* RESTRICT
-#define OUT(T) T* RESTRICT
-#define SCRATCH(T) T*
-#define SHARED(T, name, size) __shared__ T name[size]
 #define BARRIER() __syncthreads()
 typedef int BlockIndex;
 #define THREAD ((int)threadIdx.x % THREADS)  // several groups of THREADS may share a block, each with its own BLOCK
@@ -87,9 +83,9 @@ struct alignas(sizeof(T) * LANES < 16 ? sizeof(T) * LANES : 16) Lanes {
 
 // Elements at, at + 1, … of an array, `at` a multiple of LANES.
 template <int LANES, class T, class Index>
-DEVICE Lanes<T, LANES> read_lanes(const T* x, Index at, int count) {
+DEVICE Lanes<T, LANES> read_lanes(IN(T) x, Index at, int count) {
   Lanes<T, LANES> lanes;
-  if (count == LANES) return *(const Lanes<T, LANES>*)(x + at);
+  if (count == LANES) return load_vector<Lanes<T, LANES>>(x, at);
 #pragma unroll
   for (int l = 0; l < LANES; l++)
     if (l < count) lanes[l] = x[at + l];
@@ -99,13 +95,13 @@ DEVICE Lanes<T, LANES> read_lanes(const T* x, Index at, int count) {
 // What is assigned to its lanes is written at the end of its scope.
 template <class T, int LANES>
 struct WrittenLanes {
-  T* to;
+  SCRATCH(T) to;
   int count;
   Lanes<T, LANES> lanes;
   DEVICE_MEMBER T& operator[](int l) { return lanes[l]; }
   DEVICE_MEMBER ~WrittenLanes() {
     if (count == LANES) {
-      *(Lanes<T, LANES>*)to = lanes;
+      store_vector(to, 0, lanes);
     } else {
 #pragma unroll
       for (int l = 0; l < LANES; l++)
@@ -115,7 +111,7 @@ struct WrittenLanes {
 };
 
 template <int LANES, class T, class Index>
-DEVICE WrittenLanes<T, LANES> write_lanes(T* out, Index at, int count) {
+DEVICE WrittenLanes<T, LANES> write_lanes(OUT(T) out, Index at, int count) {
   return WrittenLanes<T, LANES>{out + at, count};
 }
 

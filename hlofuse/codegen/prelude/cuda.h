@@ -99,6 +99,7 @@ SCALAR float round_bf16(float x) {
   return x != x ? NAN_F : __uint_as_float((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
 #endif
 }
+#ifdef __CUDA_ARCH__  // simt_device.h has its own
 SCALAR unsigned short f16_bits(float x) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
@@ -109,4 +110,5 @@ SCALAR float f16_value(unsigned short bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
+#endif
 SCALAR float round_f16(float x) { return f16_value(f16_bits(x)); }
