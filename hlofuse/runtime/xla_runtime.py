@@ -87,17 +87,22 @@ class Executable:
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
-        found = []
-        for c in self.compilation.clusters:
-            if c.segments:
-                code = c.kernel
-                found.append(KernelInfo(c.name, c.form, code.sources, code.launch, code.registers, code.shared_bytes,
-                                        self.problems.get(c.instruction)))
-        return tuple(found)
+        return kernel_infos(self.compilation, self.problems)
 
     def explain(self) -> str:
         problems = [f"{i.name} runs through JAX: {problem}" for i, problem in self.problems.items()]
         return "\n".join([*problems, self.compilation.explain()])
+
+
+def kernel_infos(compilation: Any, problems: Mapping[Instruction, str]) -> tuple[KernelInfo, ...]:
+    """Of every cluster of a compilation that is a kernel; `problems` are those of kernels that are not called."""
+    found = []
+    for c in compilation.clusters:
+        if c.segments:
+            code = c.kernel
+            found.append(KernelInfo(c.name, c.form, code.sources, code.launch, code.registers, code.shared_bytes,
+                                    problems.get(c.instruction)))
+    return tuple(found)
 
 
 def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
@@ -158,7 +163,7 @@ def build_executable(compilation: Any, platform: str) -> Executable:
     prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
     if reason is not None:
-        _complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
+        complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
         return Executable(compilation, {}, problems | dict.fromkeys(texts, reason))
     sources = [HostSource(t.symbol, t.code) for t in texts.values()]
     loaded = build_host_kernels(sources, HOST.prelude, default_cache())
@@ -166,7 +171,7 @@ def build_executable(compilation: Any, platform: str) -> Executable:
     for instruction, text in texts.items():
         kernel = loaded[text.symbol]
         if not isinstance(kernel, LoadedKernel):
-            _complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
+            complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
             problems[instruction] = kernel.message
             continue
         key = int(text.digest[:16], 16)
@@ -186,7 +191,8 @@ def _laid_out_for(cluster: Instruction, entry: Computation) -> Instruction | Non
     return next((i for i in neighbors if i.opcode in _LIBRARY_CALLS), None)
 
 
-def _complain(key: str, message: str) -> None:
+def complain(key: str, message: str) -> None:
+    """One warning per `key` and process; an error in strict mode."""
     if is_strict():
         raise HlofuseError(message)
     if key not in _warned:
