@@ -56,6 +56,9 @@ class ArrayBackend(Protocol):
 
     def is_array(self, value: Any) -> bool: ...
 
+    def from_dlpack(self, value: Any) -> Any:
+        """Another library's array, its memory if it can be shared."""
+
     def take_in(self, value: Any, dtype: np.dtype, writable: bool) -> Any:
         """An array as the kernels want it, the same if it is so already; `writable`: it will be overwritten."""
 
@@ -87,6 +90,9 @@ class ArrayBackend(Protocol):
         """A jitted function on arrays of this backend; its results are arrays of this backend that alias no operand."""
 
     def to_jax(self, array: Any) -> Any: ...
+
+    def from_jax(self, value: Any) -> Any:
+        """A JAX array's elements in memory of this library."""
 
     def device_scope(self) -> contextlib.AbstractContextManager[Any]: ...
 
@@ -121,9 +127,11 @@ class NumPyBackend:
     def is_array(self, value: Any) -> bool:
         return isinstance(value, np.ndarray | np.generic)
 
+    def from_dlpack(self, value: Any) -> np.ndarray:
+        return np.from_dlpack(value)
+
     def take_in(self, value: Any, dtype: np.dtype, writable: bool) -> np.ndarray:
-        foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | jax.Array)
-        array = np.asarray(np.from_dlpack(value) if foreign else value)
+        array = np.asarray(value)
         fits = (array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
                 and self.address(array) % VECTOR_BYTES == 0 and (array.flags.writeable or not writable))
         if fits:
@@ -184,10 +192,13 @@ class NumPyBackend:
         with jax.default_device(jax.devices("cpu")[0]):
             # The memory of the operands is used again: nothing may read it after this call.
             results = jax.block_until_ready(function(*operands))
-        return [_own(np.asarray(x), operands) for x in results]
+        return [self.from_jax(x) for x in results]
 
     def to_jax(self, array: Any) -> Any:
         return jax.device_put(array, jax.devices("cpu")[0])
+
+    def from_jax(self, value: Any) -> Any:
+        return np.array(value, order="C")
 
     def device_scope(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -252,10 +263,3 @@ def strided(array: Any, matrix: Matrix, batch: int, rows: int, columns: int) -> 
     apart = (1, matrix.rows) if matrix.is_transposed else (matrix.rows, 1)
     flat = array.reshape(-1)
     return np.lib.stride_tricks.as_strided(flat, (batch, rows, columns), (matrix.batch * size, *(size * s for s in apart)))
-
-
-def _own(array: np.ndarray, operands: Sequence[Any]) -> np.ndarray:
-    """The array in memory that nobody else has: JAX may hand an operand back, and its arrays are read-only."""
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    shared = not array.flags.writeable or any(np.may_share_memory(array, x) for x in operands)
-    return array.copy() if shared else array

@@ -1,0 +1,314 @@
+"""A function on the arrays of CuPy or NumPy: `jax.jit`'s arguments, semantics and caching, but no array of JAX's.
+
+JAX traces the function and says what is static, donated and weakly typed; a program is built for each signature and
+device, and run by array_runtime.py. Invariants: results are new arrays of the library that the arguments came from;
+an argument is written only if it is donated, dense, and overlaps no other. Where the program cannot be built, JAX runs
+the function on copies of the arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..config import Options, is_strict
+from ..errors import HlofuseError, HlofuseWarning
+from ..frontend import jax_compat
+from ..frontend.trace import Argument, Computed, TracedFunction, trace_jitted
+
+_SCALARS = (bool, int, float, complex)
+_KNOWN = (*_SCALARS, jax.Array, np.ndarray, np.generic)
+_OF_JAX = frozenset({"in_shardings", "out_shardings", "device", "backend", "compiler_options"})
+CUPY_HINT = "CuPy is not installed: pip install 'hlofuse[cuda13]' (or 'hlofuse[cuda12]', by your driver's CUDA version)"
+
+# compile(closed, options, backend, donated operands) gives what `executable` returns.
+Compile = Callable[[Any, Options, Any, frozenset[int]], Any]
+
+
+@functools.cache
+def has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
+
+
+@dataclass(frozen=True)
+class _Specialization:
+    """A traced signature and its program; `executable` is None where JAX runs it."""
+
+    traced: TracedFunction
+    captured: Sequence[Any]
+    executable: Any
+    reason: str | None = None
+
+
+class ArrayFunction:
+    """As what `jax.jit(f)` returns, but takes and gives arrays of one library (`options.runtime`).
+
+    Called within a trace of JAX (under grad, vmap or jit), it is the function that JAX's own runtime runs.
+    """
+
+    def __init__(self, f: Callable, options: Options, jitted: Any, jit_arguments: Mapping[str, Any],
+                 compile_closed: Compile) -> None:
+        functools.update_wrapper(self, f, updated=())
+        self._options = options
+        self._jitted = jitted
+        kept = {name: value for name, value in jit_arguments.items() if not name.startswith("donate_")}
+        self._plain, self._traceable = jax.jit(f, **kept), jax.jit(f, **jit_arguments)
+        self._static = jax_compat.static_arguments(self._traceable)
+        self._refused = sorted(_OF_JAX & {name for name, value in jit_arguments.items() if value is not None})
+        self._compile = compile_closed
+        self._known: dict[Any, _Specialization] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
+            return self._jitted(*args, **kwargs)
+        return self._call(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit(f).lower`: the program in JAX's own runtime."""
+        return self._jitted.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted.trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        with self._lock:
+            self._known.clear()
+        self._jitted.clear_cache()
+
+    def executable(self, *args: Any, **kwargs: Any) -> Any:
+        """The program for such arguments, with `.kernels`, `.explain()` and `.program`; None where JAX runs them."""
+        return self._specialize(args, kwargs)[0].executable
+
+    # ------------------------------------------------------------------------------------------ a call
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if jax_compat.is_jit_disabled():
+            return self._run_plain(self._backend(jax.tree.leaves((args, kwargs))), args, kwargs)
+        found, backend, leaves, arrays = self._specialize(args, kwargs)
+        if found.executable is None:
+            return self._run_plain(backend, args, kwargs)
+        traced = found.traced
+        with backend.device_scope():
+            # Before the program runs, which may overwrite what is given away.
+            forwarded = [None if isinstance(r, Computed) else _forwarded(backend, r.value, leaves, arrays)
+                         for r in traced.results]
+            operands = [arrays[o.index] if isinstance(o, Argument) else found.captured[n]
+                        for n, o in enumerate(traced.operands)]
+            _part_donated(backend, operands, traced.operands)
+        results = found.executable(operands)
+        computed = [_with_own_type(backend, x, aval)
+                    for x, aval in zip(results, traced.closed.out_avals, strict=True)]
+        taken: set[int] = set()
+        leaves = []
+        for r, value in zip(traced.results, forwarded, strict=True):
+            if isinstance(r, Computed):
+                value = computed[r.index]
+                if r.index in taken and backend.is_array(value):
+                    value = value.copy()    # equal results are one computation, but arrays of their own
+                taken.add(r.index)
+            leaves.append(value)
+        return jax.tree.unflatten(traced.out_tree, leaves)
+
+    def _run_plain(self, backend: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        static = set(self._static_positions(len(args)))
+        args = [x if n in static else jax.tree.map(self._for_jax(backend), x) for n, x in enumerate(args)]
+        kwargs = {k: x if k in self._static[1] else jax.tree.map(self._for_jax(backend), x) for k, x in kwargs.items()}
+        results = self._plain(*args, **kwargs)
+        return jax.tree.map(lambda x: x if _is_key(x) else backend.from_jax(x), results)
+
+    def _for_jax(self, backend: Any) -> Callable[[Any], Any]:
+        return lambda x: backend.to_jax(x) if backend.is_array(x) else x
+
+    # ------------------------------------------------------------------------------------------ signatures
+
+    def _backend(self, leaves: Sequence[Any]) -> Any:
+        if self._options.runtime == "numpy":
+            from .array_backend import NumPyBackend
+
+            return _shared_numpy(NumPyBackend)
+        if not has_cupy():
+            raise HlofuseError(CUPY_HINT)
+        from .cupy_backend import backend_of
+
+        return backend_of(leaves)
+
+    def _static_positions(self, count: int) -> tuple[int, ...]:
+        return tuple(n % count if n < 0 else n for n in self._static[0] if -count <= n < count)
+
+    def _specialize(self, args: Sequence[Any], kwargs: Mapping[str, Any]
+                    ) -> tuple[_Specialization, Any, list[Any], list[Any]]:
+        """The program for these arguments, the device, and the leaves of the non-static arguments: as they are, and as
+        the program takes them in."""
+        if self._refused:
+            raise HlofuseError(f"{self.__name__}: {', '.join(self._refused)} belong to JAX's own runtime, and its arrays")
+        static = self._static_positions(len(args))
+        fixed = tuple((n, args[n]) for n in static), tuple((k, kwargs[k]) for k in self._static[1] if k in kwargs)
+        dynamic = ([x for n, x in enumerate(args) if n not in static],
+                   {k: x for k, x in kwargs.items() if k not in self._static[1]})
+        leaves, tree = jax.tree.flatten(dynamic)
+        backend = self._backend(leaves)
+        leaves = [_known_array(backend, x) for x in leaves]
+        signature = tuple(map(_signature, leaves))
+        key = (tree, signature, fixed, backend.key(), jax_compat.trace_context())
+        try:
+            found = self._known.get(key)
+        except TypeError as error:
+            raise ValueError(f"static arguments of {self.__name__} must be hashable: {error}") from error
+        if found is None:
+            with self._lock:
+                found = self._known.get(key) or self._build(backend, tree, signature, args, kwargs)
+                self._known[key] = found
+        donated = {o.index for o in found.traced.operands if isinstance(o, Argument) and o.donated}
+        with backend.device_scope():
+            arrays = [backend.take_in(_physical(x), s.physical, n in donated)
+                      for n, (x, s) in enumerate(zip(leaves, signature, strict=True))]
+        return found, backend, leaves, arrays
+
+    def _build(self, backend: Any, tree: Any, signature: Sequence[_Signature], args: Sequence[Any],
+               kwargs: Mapping[str, Any]) -> _Specialization:
+        structs = [s.struct() for s in signature]
+        dynamic, named = jax.tree.unflatten(tree, structs)
+        static = set(self._static_positions(len(args)))
+        rest = iter(dynamic)
+        shaped = [x if n in static else next(rest) for n, x in enumerate(args)]
+        traced = trace_jitted(self._traceable, shaped, {k: named.get(k, x) for k, x in kwargs.items()})
+        if traced.plain_reason:
+            return _Specialization(traced, (), None, traced.plain_reason)
+        donated = frozenset(n for n, o in enumerate(traced.operands) if isinstance(o, Argument) and o.donated)
+        try:
+            executable = self._compile(traced.closed, self._options, backend, donated)
+        except Exception as error:
+            if is_strict():
+                raise
+            message = f"{type(error).__name__}: {error}"
+            warnings.warn(f"{self.__name__!r} runs as plain JAX, because hlofuse failed. {message}", HlofuseWarning,
+                          stacklevel=2)
+            return _Specialization(traced, (), None, f"failed: {message}")
+        with backend.device_scope():
+            captured = [None if isinstance(o, Argument) else backend.from_jax(_physical(o)) for o in traced.operands]
+        return _Specialization(traced, captured, executable)
+
+
+class DispatchingFunction(ArrayFunction):
+    """What `hlofuse.jit` returns where CuPy is installed and no runtime is named: CuPy's arrays go to CuPy's runtime,
+    all others to JAX's."""
+
+    _has_met_nested = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._has_met_nested:
+            foreign = any(map(_is_cupy, jax.tree.leaves((args, kwargs))))
+        else:
+            foreign = any(map(_is_cupy, args))
+        if foreign:
+            return super().__call__(*args, **kwargs)
+        try:
+            return self._jitted(*args, **kwargs)
+        except TypeError:
+            # JAX refuses an array of CuPy's; that it lies inside of a tree is remembered, for looking is not free.
+            if self._has_met_nested or not any(map(_is_cupy, jax.tree.leaves((args, kwargs)))):
+                raise
+        self._has_met_nested = True
+        return super().__call__(*args, **kwargs)
+
+
+def _is_cupy(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+@functools.cache
+def _shared_numpy(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What of a leaf a program depends on; `physical` is the type of what holds it (a key's is u32)."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    physical: np.dtype
+
+    def struct(self) -> Any:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
+
+
+def _known_array(backend: Any, leaf: Any) -> Any:
+    """The leaf, or what the backend makes of another library's array."""
+    if isinstance(leaf, _KNOWN) or backend.is_array(leaf):
+        return leaf
+    if not hasattr(leaf, "__dlpack__"):
+        raise TypeError(f"hlofuse: {leaf!r} of type {type(leaf).__name__} is no array; mark what is not one as static")
+    return backend.from_dlpack(leaf)
+
+
+def _signature(leaf: Any) -> _Signature:
+    if isinstance(leaf, (*_SCALARS, jax.Array)):
+        aval = jax.typeof(leaf)
+        physical = np.dtype(np.uint32) if _is_key(leaf) else np.dtype(aval.dtype)
+        return _Signature(aval.shape, aval.dtype, bool(aval.weak_type), physical)
+    dtype = _canonical(leaf.dtype)
+    return _Signature(tuple(leaf.shape), dtype, False, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _canonical_of(dtype: Any, x64: bool) -> Any:
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _canonical(dtype: Any) -> Any:
+    return _canonical_of(dtype, jax.config.jax_enable_x64)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def _forwarded(backend: Any, value: Any, leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """A result that is an argument, or something that the function closed over, as an array of its own."""
+    if isinstance(value, Argument):
+        return leaves[value.index] if _is_key(leaves[value.index]) else arrays[value.index].copy()
+    return value if _is_key(value) else backend.from_jax(value)
+
+
+def _physical(value: Any) -> Any:
+    return jax.random.key_data(value) if _is_key(value) else value
+
+
+def _with_own_type(backend: Any, value: Any, aval: Any) -> Any:
+    """A result as its caller knows it: keys are arrays of JAX's, tangents of integers have no bytes."""
+    dtype = aval.dtype
+    if dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, jax.dtypes.float0)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return jax_compat.with_key_type(backend.to_jax(value), aval)
+    return value
+
+
+def _part_donated(backend: Any, operands: list[Any], sources: Sequence[Any]) -> None:
+    """Copies what is donated but overlaps another operand: writing the one would change the other."""
+    donated = [n for n, o in enumerate(sources) if isinstance(o, Argument) and o.donated]
+    if not donated:
+        return
+    ranges = [(backend.address(x), backend.address(x) + x.nbytes) for x in operands]
+    for n in donated:
+        begin, end = ranges[n]
+        if any(m != n and begin < other_end and other < end for m, (other, other_end) in enumerate(ranges)):
+            operands[n] = operands[n].copy()
