@@ -40,6 +40,8 @@ class KernelText:
     shared_bytes: int
     work: int
     aliases: Mapping[int, int]   # operand -> result that may take its memory: read only where that result is written
+    argument_count: int          # pointers that a launch passes, beside the counters
+    dynamic_shared_bytes: int = 0    # what a launch has to ask for, beyond what the text declares with its size
 
     @property
     def digest(self) -> str:
@@ -100,7 +102,8 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     work = max(1, sum(w.work for w in written) // max(1, blocks))
     return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks,
                       block.threads * block.groups, counters, tuple(shape for _, shape in scratch),
-                      max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written))
+                      max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written),
+                      len(arguments))
 
 
 def _launch_aliases(segments: Sequence[Segment], written: Sequence[_Written]) -> dict[int, int]:

@@ -78,8 +78,9 @@ def nearest_device(name: str, arch: str, sm_count: int) -> DeviceSpec:
     """The row of a GPU by the name that its driver gives it, with the architecture and size that it really has; for one
     without a row, the nearest of its architecture, or of all."""
     words = name.lower().replace("-", " ").split()
+    names = {*words, *(a + b for a, b in zip(words, words[1:], strict=False))}    # "RTX 4090" is one
     rows = [d for d in DEVICES.values() if d.dialect == "cuda"]
-    named = [d for d in rows if d.name in words or d.name in "".join(words)]
+    named = [d for d in rows if d.name in names]
     akin = [d for d in rows if d.arch == arch] or [d for d in rows if d.arch[:-1] == arch[:-1]] or rows
-    row = max(named, key=lambda d: len(d.name)) if named else min(akin, key=lambda d: abs(d.sm_count - sm_count))
+    row = named[0] if named else min(akin, key=lambda d: abs(d.sm_count - sm_count))
     return replace(row, arch=arch, sm_count=sm_count)

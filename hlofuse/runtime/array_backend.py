@@ -26,6 +26,7 @@ from hlofuse.runtime.host_compiler import HostSource, LoadedKernel, build_host_k
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.unit_builder import BuildFailure
 
+_INEXACT = frozenset({"float32", "float64", "complex64", "complex128"})
 VECTOR_BYTES = 16    # what a kernel may read at once: XLA's buffers and both libraries' pools are aligned to more
 
 
@@ -47,6 +48,7 @@ class ArrayBackend(Protocol):
     platform: str
     module: Any
     spec: DeviceSpec
+    out_of_memory: type[Exception]
 
     def key(self) -> Any:
         """What tells this device apart from the others of its library."""
@@ -64,6 +66,9 @@ class ArrayBackend(Protocol):
 
     def allocate(self, size: int) -> Any:
         """So many bytes, as an array of u8."""
+
+    def release_memory(self) -> None:
+        """Gives back what only waits to be used again."""
 
     def upload(self, value: np.ndarray) -> Any: ...
 
@@ -84,7 +89,10 @@ class ArrayBackend(Protocol):
     def gemm(self, plan: Gemm, lhs: Any, rhs: Any, result: Any, precise: bool) -> None:
         """`precise`: f32 is computed as such, not in fewer bits."""
 
-    def solve_triangular(self, a: Any, b: Any, lower: bool, transpose: str, unit_diagonal: bool) -> Any: ...
+    def solve_triangular(self, a: Any, b: Any, lower: bool, transpose: str, unit_diagonal: bool) -> Any:
+        """A numpy.linalg.LinAlgError where there is no answer; so is one of `cholesky`."""
+
+    def cholesky(self, x: Any) -> Any: ...
 
     def call_jax(self, function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
         """A jitted function on arrays of this backend; its results are arrays of this backend that alias no operand."""
@@ -111,6 +119,7 @@ class NumPyBackend:
     dialect = "host"
     platform = "cpu"
     module = np
+    out_of_memory = MemoryError
 
     def __init__(self, records: bool = False) -> None:
         """`records`: work is recorded and replayed as on a GPU, where that saves launches; here it is for tests."""
@@ -141,6 +150,9 @@ class NumPyBackend:
     def allocate(self, size: int) -> np.ndarray:
         return np.empty(size, np.uint8)
 
+    def release_memory(self) -> None:
+        """NumPy keeps none."""
+
     def upload(self, value: np.ndarray) -> np.ndarray:
         return self.take_in(value, value.dtype, writable=False)
 
@@ -167,8 +179,8 @@ class NumPyBackend:
         self._do(lambda: kernel.function(buffers, 0, kernel.blocks, counters))
 
     def has_gemm(self, lhs: np.dtype, rhs: np.dtype, result: np.dtype) -> bool:
-        small = result.name in ("float16", "bfloat16") and lhs == rhs == result
-        return small or result.name in ("float32", "float64", "complex64", "complex128") and lhs == rhs == result
+        small = lhs.name in ("float16", "bfloat16") and result.name in (lhs.name, "float32")
+        return lhs == rhs and (small or lhs == result and result.name in _INEXACT)
 
     def gemm(self, plan: Gemm, lhs: np.ndarray, rhs: np.ndarray, result: np.ndarray, precise: bool) -> None:
         left, right, out = _Place(self, lhs), _Place(self, rhs), _Place(self, result)
@@ -176,17 +188,20 @@ class NumPyBackend:
         def multiply() -> None:
             a = strided(left.array, plan.lhs, plan.batch, plan.m, plan.k)
             b = strided(right.array, plan.rhs, plan.batch, plan.k, plan.n)
-            if result_type.itemsize == 2:    # as the matrix units: sums are f32
+            if operand_type.itemsize == 2:    # as the matrix units: sums are f32
                 a, b = a.astype(np.float32), b.astype(np.float32)
             np.copyto(out.array.reshape(plan.batch, plan.m, plan.n), np.matmul(a, b), casting="unsafe")
 
-        result_type = result.dtype
+        operand_type = lhs.dtype
         self._do(multiply)
 
     def solve_triangular(self, a: Any, b: Any, lower: bool, transpose: str, unit_diagonal: bool) -> Any:
         from scipy.linalg import solve_triangular
 
         return solve_triangular(a, b, trans=transpose, lower=lower, unit_diagonal=unit_diagonal, check_finite=False)
+
+    def cholesky(self, x: Any) -> Any:
+        return np.linalg.cholesky(x)
 
     def call_jax(self, function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
         with jax.default_device(jax.devices("cpu")[0]):
@@ -201,7 +216,7 @@ class NumPyBackend:
         return np.array(value, order="C")
 
     def device_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+        return np.errstate(all="ignore")    # infinities and NaNs are values
 
     def issue(self, streams: Sequence[int], waits: Sequence[Sequence[int]], joined: Sequence[int],
               awaited: frozenset[int], steps: Sequence[Callable[[], None]]) -> None:

@@ -53,13 +53,14 @@ class ArrayExecutable:
         self.constants = [backend.upload(value) for value in program.constants]
         self._replays: OrderedDict[Any, tuple[Replay, Any]] = OrderedDict()
         self._seen: OrderedDict[Any, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._is_recordable = program.is_recordable
+        self._lock = threading.RLock()
 
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         with self.backend.device_scope():
             results = [None if home.is_operand or home.is_loose else self._fresh(shape)
                        for home, shape in zip(self.program.result_homes, self.program.result_shapes, strict=True)]
-            if self.program.is_recordable and self._replayed(operands, results):
+            if self._is_recordable and self._replayed(operands, results):
                 return self._collect(operands, results, {})
             call = self._new_call(operands, results)
             self._issue(call)
@@ -79,10 +80,20 @@ class ArrayExecutable:
     # ------------------------------------------------------------------------------------------ memory
 
     def _fresh(self, shape: Any) -> Any:
-        return self.backend.allocate(shape.byte_size).view(shape.dtype).reshape(shape.dims)
+        return self._allocate(shape.byte_size).view(shape.dtype).reshape(shape.dims)
+
+    def _allocate(self, size: int) -> Any:
+        try:
+            return self.backend.allocate(size)
+        except self.backend.out_of_memory:
+            # Nothing has run yet: what recorded work keeps can go, and the second failure is the caller's.
+            with self._lock:
+                self._replays.clear()
+            self.backend.release_memory()
+            return self.backend.allocate(size)
 
     def _new_call(self, operands: Sequence[Any], results: list[Any]) -> _Call:
-        arena = self.backend.allocate(self.program.arena_bytes)
+        arena = self._allocate(self.program.arena_bytes)
         base = self.backend.address(arena)
         return _Call(operands, results, arena, base, self._addresses(operands, results, base), {})
 
@@ -164,6 +175,7 @@ class ArrayExecutable:
                 call = self._new_call(operands, results)
                 replay = self.backend.capture(lambda: self._issue(call))
                 if replay is None:
+                    self._is_recordable = False
                     return False
                 self._replays[key] = (replay, call.arena)
                 if len(self._replays) > MAX_REPLAYS:

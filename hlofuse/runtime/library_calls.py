@@ -99,7 +99,8 @@ def _product(i: Instruction, backend: ArrayBackend) -> WritingCall | None:
     if i.attrs.get("algorithm") not in (None, "dot_unset") or not backend.has_gemm(left, right, result):
         return None
     plan = plan_gemm(i)
-    if plan.lhs.order is not None or plan.rhs.order is not None or 0 in (plan.batch, plan.m, plan.n, plan.k):
+    sizes = (plan.batch, plan.m, plan.n, plan.k, plan.lhs.rows, plan.rhs.rows)
+    if plan.lhs.order is not None or plan.rhs.order is not None or not all(0 < size < 2**31 for size in sizes):
         return None
     precise = any(word != "default" for word in i.attrs.get("operand_precision", ()))
 
@@ -143,7 +144,7 @@ def _cholesky(i: Instruction, backend: ArrayBackend) -> Library | None:
 
     def run(x: Any) -> Any:
         try:
-            return backend.module.linalg.cholesky(x)
+            return backend.cholesky(x)
         except np.linalg.LinAlgError:
             return None
 
