@@ -211,7 +211,8 @@ def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
     return build_executable(compilation, platform)
 
 
-def compile_for_arrays(closed: Any, options: Options, backend: ArrayBackend, donated: frozenset[int]) -> ArrayExecutable:
+def compile_for_arrays(closed: Any, options: Options, backend: ArrayBackend,
+                       donated: frozenset[int]) -> ArrayExecutable:
     """The executable of a jaxpr on the arrays of another library. Its products come without epilogues."""
     spec = find_device(options.device) if options.device else backend.spec
     compilation = _compile(closed, None, options, replace(spec, library_epilogues=False), _name_of(closed))

@@ -1,4 +1,4 @@
-"""The array runtime's executor on its NumPy twin: values, memory, order, recording, and what happens when things fail."""
+"""The array runtime's executor on its NumPy twin: values, memory, order, recording, and what happens on failures."""
 
 from __future__ import annotations
 
@@ -165,7 +165,8 @@ def test_a_donated_operand_that_is_read_later_stays():
 
 
 def test_results_that_are_operands_or_each_other_are_copies():
-    program, (x,) = executable_of(lambda x: (x.reshape(6), x.reshape(3, 2), jnp.zeros(2)), [np.arange(6.0).reshape(2, 3)])
+    f = lambda x: (x.reshape(6), x.reshape(3, 2), jnp.zeros(2))  # noqa: E731
+    program, (x,) = executable_of(f, [np.arange(6.0).reshape(2, 3)])
     results = program([x])
     assert [r.tolist() for r in results] == [[0, 1, 2, 3, 4, 5], [[0, 1], [2, 3], [4, 5]], [0, 0]]
     for n, r in enumerate(results):
@@ -293,7 +294,7 @@ def test_a_gpu_finds_its_row(name, arch, count, row):
     assert spec.bandwidth == DEVICES[row].bandwidth
 
 
-# ------------------------------------------------------------------------------------------------ products and libraries
+# ------------------------------------------------------------------------------------------------ library calls
 
 DOTS = [
     # lhs dims, rhs dims, contracting, batch
@@ -301,7 +302,8 @@ DOTS = [
     ((2, 5, 7), (2, 7, 3), ((2,), (1,)), ((0,), (0,))), ((2, 7, 5), (2, 3, 7), ((1,), (2,)), ((0,), (0,))),
     ((5, 2, 7), (7, 2, 3), ((2,), (0,)), ((1,), (1,))), ((2, 3, 5, 7), (2, 3, 7, 4), ((3,), (2,)), ((0, 1), (0, 1))),
     ((5, 6, 7), (6, 7, 4), ((1, 2), (0, 1)), ((), ())), ((5, 6, 7), (7, 6, 4), ((1, 2), (1, 0)), ((), ())),
-    ((5,), (5,), ((0,), (0,)), ((), ())), ((5,), (6,), ((), ()), ((), ())), ((3, 5), (3, 5), ((1,), (1,)), ((0,), (0,))),
+    ((5,), (5,), ((0,), (0,)), ((), ())), ((5,), (6,), ((), ()), ((), ())),
+    ((3, 5), (3, 5), ((1,), (1,)), ((0,), (0,))),
     ((1, 5, 7), (7, 1), ((2,), (0,)), ((), ())), ((5, 2, 7, 3), (2, 3, 7), ((2,), (2,)), ((1, 3), (0, 1))),
     ((2, 3, 4), (3, 2, 4), ((2,), (2,)), ((0, 1), (1, 0))), ((4, 0), (0, 3), ((1,), (0,)), ((), ())),
     ((0, 4), (4, 3), ((1,), (0,)), ((), ())),

@@ -106,6 +106,10 @@ def is_jit_disabled() -> bool:
     return bool(jax_config.disable_jit.value)
 
 
+def is_x64() -> bool:
+    return bool(jax_config.enable_x64.value)
+
+
 def is_tracing() -> bool:
     """False outside of all traces: where JAX calls a jitted function itself, as `jax_debug_nans` does."""
     return not jax_core.trace_state_clean()

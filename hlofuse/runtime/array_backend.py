@@ -226,7 +226,8 @@ class NumPyBackend:
     def capture(self, issue: Callable[[], None]) -> Replay | None:
         if not self.records:
             return None
-        self._recording.tape = tape = []
+        tape: list[Callable[[], None]] = []
+        self._recording.tape = tape
         try:
             issue()
         finally:
@@ -260,7 +261,7 @@ class _Place:
     @property
     def array(self) -> np.ndarray:
         memory = (ctypes.c_byte * self.size).from_address(self.address)
-        return np.frombuffer(memory, np.uint8).view(self.dtype).reshape(self.shape)
+        return np.ctypeslib.as_array(memory).view(self.dtype).reshape(self.shape)
 
 
 class _Tape:
@@ -276,5 +277,5 @@ def strided(array: Any, matrix: Matrix, batch: int, rows: int, columns: int) -> 
     """The operand of a product as a dense-in-name array of batch, rows and columns, wherever its elements lie."""
     size = array.dtype.itemsize
     apart = (1, matrix.rows) if matrix.is_transposed else (matrix.rows, 1)
-    flat = array.reshape(-1)
-    return np.lib.stride_tricks.as_strided(flat, (batch, rows, columns), (matrix.batch * size, *(size * s for s in apart)))
+    strides = (matrix.batch * size, *(size * s for s in apart))
+    return np.lib.stride_tricks.as_strided(array.reshape(-1), (batch, rows, columns), strides)

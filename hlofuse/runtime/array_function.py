@@ -54,6 +54,8 @@ class ArrayFunction:
     Called within a trace of JAX (under grad, vmap or jit), it is the function that JAX's own runtime runs.
     """
 
+    __name__: str
+
     def __init__(self, f: Callable, options: Options, jitted: Any, jit_arguments: Mapping[str, Any],
                  compile_closed: Compile) -> None:
         functools.update_wrapper(self, f, updated=())
@@ -109,7 +111,7 @@ class ArrayFunction:
                          for r in traced.results]
             operands = [arrays[o.index] if isinstance(o, Argument) else found.captured[n]
                         for n, o in enumerate(traced.operands)]
-            _part_donated(backend, operands, traced.operands)
+            _part_donated(backend, operands, traced.operands, leaves)
         results = found.executable(operands)
         computed = [_with_own_type(backend, x, aval)
                     for x, aval in zip(results, traced.closed.out_avals, strict=True)]
@@ -155,7 +157,8 @@ class ArrayFunction:
         """The program for these arguments, the device, and the leaves of the non-static arguments: as they are, and as
         the program takes them in."""
         if self._refused:
-            raise HlofuseError(f"{self.__name__}: {', '.join(self._refused)} belong to JAX's own runtime, and its arrays")
+            names = ", ".join(self._refused)
+            raise HlofuseError(f"{self.__name__}: {names} belong to JAX's own runtime, and its arrays")
         static = self._static_positions(len(args))
         fixed = tuple((n, args[n]) for n in static), tuple((k, kwargs[k]) for k in self._static[1] if k in kwargs)
         dynamic = ([x for n, x in enumerate(args) if n not in static],
@@ -274,7 +277,7 @@ def _canonical_of(dtype: Any, x64: bool) -> Any:
 
 
 def _canonical(dtype: Any) -> Any:
-    return _canonical_of(dtype, jax.config.jax_enable_x64)
+    return _canonical_of(dtype, jax_compat.is_x64())
 
 
 def _is_key(value: Any) -> bool:
@@ -302,13 +305,21 @@ def _with_own_type(backend: Any, value: Any, aval: Any) -> Any:
     return value
 
 
-def _part_donated(backend: Any, operands: list[Any], sources: Sequence[Any]) -> None:
-    """Copies what is donated but overlaps another operand: writing the one would change the other."""
-    donated = [n for n, o in enumerate(sources) if isinstance(o, Argument) and o.donated]
+def _part_donated(backend: Any, operands: list[Any], sources: Sequence[Any], leaves: Sequence[Any]) -> None:
+    """Copies what is donated but overlaps another argument: writing the one would change the other."""
+    donated = {n: o.index for n, o in enumerate(sources) if isinstance(o, Argument) and o.donated}
     if not donated:
         return
-    ranges = [(backend.address(x), backend.address(x) + x.nbytes) for x in operands]
-    for n in donated:
-        begin, end = ranges[n]
-        if any(m != n and begin < other_end and other < end for m, (other, other_end) in enumerate(ranges)):
+    extents = [_extent(backend, x) if backend.is_array(x) else (0, 0) for x in leaves]
+    for n, leaf in donated.items():
+        begin, end = _extent(backend, operands[n])
+        if any(m != leaf and begin < other_end and other < end for m, (other, other_end) in enumerate(extents)):
             operands[n] = operands[n].copy()
+
+
+def _extent(backend: Any, array: Any) -> tuple[int, int]:
+    """The addresses between which an array's elements lie, however they are strided."""
+    begin = end = backend.address(array)
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        begin, end = begin + min(0, (size - 1) * stride), end + max(0, (size - 1) * stride)
+    return (begin, end + array.dtype.itemsize) if array.size else (0, 0)

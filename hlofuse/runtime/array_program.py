@@ -195,8 +195,8 @@ class _Builder:
 def build_program(entry: Computation, constants: Sequence[Any], kernels: Mapping[Instruction, tuple[Any, KernelText]],
                   donated: frozenset[int], backend: ArrayBackend, spec: DeviceSpec,
                   max_streams: int | None = None) -> Program:
-    """The program of a fused computation whose trailing parameters are `constants`. `kernels` are built and loaded; what
-    has none is a library call. Operands in `donated` may be overwritten."""
+    """The program of a fused computation whose trailing parameters are `constants`. `kernels` are built and loaded;
+    what has none is a library call. Operands in `donated` may be overwritten."""
     build = _Builder(backend, spec)
     operand_count = len(entry.parameters) - len(constants)
     for number, p in enumerate(entry.parameters):
@@ -256,7 +256,7 @@ def _placed(build: _Builder, result_shapes: Sequence[Shape], donated: frozenset[
 
 
 def _with_drops(build: _Builder, schedule: Schedule) -> tuple[Step, ...]:
-    """A library's memory goes back to the stream that it came from: only if no other stream reads it, before the end."""
+    """A library's memory goes back to the stream that it came from: before the end only if no other reads it."""
     drops: dict[int, list[int]] = {}
     for number, value in enumerate(build.values):
         touches = (value.writer, *value.readers)

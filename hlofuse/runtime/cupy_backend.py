@@ -1,9 +1,9 @@
 """CuPy's arrays, streams and libraries under the array runtime: all that it calls of CuPy and of CUDA's driver.
 
-What can be decided without a GPU is decided elsewhere, and tested on the NumPy twin (array_backend.py): this file holds
-calls. Invariants: work goes to the caller's device and current stream, and to streams that wait for it and that it waits
-for; results are CuPy's own memory (what JAX made is copied, and lives until the copy has run); a recorded graph allocates
-nothing.
+What can be decided without a GPU is decided elsewhere, and tested on the NumPy twin (array_backend.py): this file
+holds calls. Invariants: work goes to the caller's device and current stream, and to streams that wait for it and that it
+waits for; results are CuPy's own memory (what JAX made is copied, and lives until the copy has run); a recorded graph
+allocates nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from hlofuse.runtime.unit_builder import BuildFailure, digest
 _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "complex64": 4, "complex128": 5, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77
 _GEMM_DEFAULT = -1
-_PLAIN_DLPACK = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-                           "float64", "complex64", "complex128"})  # fmt: skip
+_PLAIN_DLPACK = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+                           "float32", "float64", "complex64", "complex128"})  # fmt: skip
 OutOfMemory = cupy.cuda.memory.OutOfMemoryError
 
 
@@ -161,7 +161,8 @@ class CuPyBackend:
         return lhs == rhs and (small or lhs == result and result.name in _CUDA_TYPES)
 
     def gemm(self, plan: Gemm, lhs: Any, rhs: Any, result: Any, precise: bool) -> None:
-        from cupy_backends.cuda.libs import cublas    # late: without products it need not be installed
+        # Late: without products it need not be installed.
+        from cupy_backends.cuda.libs import cublas
 
         wide = result.dtype.name in ("float64", "complex128")
         fast = not precise and lhs.dtype.name in ("float32", "complex64")

@@ -1,5 +1,5 @@
-"""What the array runtime computes without a kernel of ours: products, fft, sort, cholesky, triangular solve by the array
-library where it means the same as HLO, everything else by JAX.
+"""What the array runtime computes without a kernel of ours: products, fft, sort, cholesky, triangular solve by the
+array library where it means the same as HLO, everything else by JAX.
 
 A call either writes into the memory that the buffer plan gives it (`WritingCall`), or returns arrays of its own
 (`ReturningCall`). Where the library finds no answer (a matrix that is not positive definite), JAX is asked.
@@ -105,7 +105,7 @@ def _product(i: Instruction, backend: ArrayBackend) -> WritingCall | None:
     precise = any(word != "default" for word in i.attrs.get("operand_precision", ()))
 
     def run(operands: Sequence[Any], out: Any) -> None:
-        backend.gemm(plan, *operands, out, precise)
+        backend.gemm(plan, operands[0], operands[1], out, precise)
 
     return WritingCall(f"{backend.name}.gemm", run)
 
