@@ -1,9 +1,9 @@
 """CuPy's arrays, streams and libraries under the array runtime: all that it calls of CuPy and of CUDA's driver.
 
 What can be decided without a GPU is decided elsewhere, and tested on the NumPy twin (array_backend.py): this file
-holds calls. Invariants: work goes to the caller's device and current stream, and to streams that wait for it and that it
-waits for; results are CuPy's own memory (what JAX made is copied, and lives until the copy has run); a recorded graph
-allocates nothing.
+holds calls. Invariants: work goes to the caller's device and current stream, and to streams that wait for it and that
+it waits for; results are CuPy's own memory (what JAX made is copied, and lives until the copy has run); a recorded
+graph allocates nothing.
 """
 
 from __future__ import annotations

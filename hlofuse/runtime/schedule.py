@@ -1,9 +1,9 @@
 """Which stream each step of a program is issued on, and what it waits for: a plan, without a GPU.
 
 Steps are numbered in the order in which they are issued, operands first. Independent steps that leave room on the
-device go to streams of their own, a chain of steps stays on one. Stream 0 is the caller's: the others begin after what it held
-when the program started, and it waits for all of them at the end. `before` is all that may be relied upon: memory is
-shared by steps of which one surely ends before the other begins.
+device go to streams of their own, a chain of steps stays on one. Stream 0 is the caller's: the others begin after what
+it held when the program started, and it waits for all of them at the end. `before` is all that may be relied upon:
+memory is shared by steps of which one surely ends before the other begins.
 """
 
 from __future__ import annotations
