@@ -30,6 +30,7 @@ from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
 from hlofuse.runtime.array_backend import ArrayBackend
 from hlofuse.runtime.array_runtime import ArrayExecutable, build_array_executable
+from hlofuse.runtime.xla_cuda import cuda_device
 from hlofuse.runtime.xla_runtime import Executable, build_executable, prepare_toolchain
 
 DEFAULT_DEVICE = "h200"
@@ -206,7 +207,8 @@ def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
     """The executable of a jaxpr."""
     if platform == "cpu":
         prepare_toolchain()
-    compilation = _compile(closed, None, options, find_device(options.device or _HOST), _name_of(closed))
+    spec = find_device(options.device or _HOST) if options.device or platform == "cpu" else cuda_device()
+    compilation = _compile(closed, None, options, spec, _name_of(closed))
     _dump(compilation)
     return build_executable(compilation, platform)
 

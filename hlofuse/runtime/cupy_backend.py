@@ -276,5 +276,28 @@ class CuPyBackend:
         return graph
 
 
+def launch_on_stream(text: KernelText, stream: int, buffers: Sequence[int]) -> None:
+    """Launches a kernel on a stream of another library, with its counters, if it has any, in the last buffer."""
+    backend = backend_of(())
+    kernel = _loaded(backend.device.id, text.symbol, text)
+    if isinstance(kernel, BuildFailure):
+        raise ArrayError(f"{text.symbol}: {kernel.message}")
+    *rest, counters = (*buffers, 0) if not text.counters else buffers
+    with cupy.cuda.ExternalStream(stream):
+        if text.counters:
+            memory = cupy.cuda.UnownedMemory(counters, 4 * text.counters, None)
+            cupy.cuda.MemoryPointer(memory, 0).memset_async(0, 4 * text.counters)
+        backend.launch(kernel, rest, counters)
+
+
+_by_symbol: dict[tuple[int, str], Any] = {}
+
+
+def _loaded(device: int, symbol: str, text: KernelText) -> Any:
+    if (device, symbol) not in _by_symbol:
+        _by_symbol[device, symbol] = _backend(device).build([text])[symbol]
+    return _by_symbol[device, symbol]
+
+
 def _operand(array: Any, matrix: Matrix) -> tuple[int, int, int, int]:
     return array.data.ptr, _CUDA_TYPES[array.dtype.name], matrix.rows, matrix.batch
