@@ -322,14 +322,11 @@ def test_every_dot_is_a_strided_product_or_jaxs(dot, dtype):
     args = [np.asarray(jnp.asarray(rng.integers(-4, 5, dims), dtype)) for dims in (left, right)]
     program, operands = executable_of(f, args)
     np.testing.assert_array_equal(program(operands)[0], expected_of(f, args)[0])
+    assert program.program.is_recordable or 0 in operands[0].shape or 0 in operands[1].shape
 
 
 def test_attentions_products_need_no_copies():
     """Heads between rows and columns are a stride: nothing is transposed before the product."""
-    q = jax.ShapeDtypeStruct((2, 16, 4, 8), np.float32)
-    module = compile_function(lambda q, k: jnp.einsum("bnhd,bmhd->bhnm", q, k), q, q, device="host").fused
-    dots = [i for i in module.entry.instructions if i.opcode == "dot"]
-    assert dots
     plain = jax.ShapeDtypeStruct((8, 16, 4), np.float32)
     module = compile_function(lambda q, k: jnp.einsum("bnd,bmd->bnm", q, k), plain, plain, device="host").fused
     (dot,) = [i for i in module.entry.instructions if i.opcode == "dot"]

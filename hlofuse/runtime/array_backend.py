@@ -79,6 +79,9 @@ class ArrayBackend(Protocol):
     def copy(self, operands: Sequence[Any], result: Any) -> None:
         """The one operand's elements into the result."""
 
+    def transpose(self, order: Sequence[int], operands: Sequence[Any], result: Any) -> None:
+        """The one operand with its axes in another order into the result."""
+
     def build(self, texts: Sequence[KernelText]) -> Mapping[str, Any | BuildFailure]:
         """Loaded kernels by symbol."""
 
@@ -166,6 +169,10 @@ class NumPyBackend:
     def copy(self, operands: Sequence[Any], result: np.ndarray) -> None:
         source, target = _Place(self, operands[0]), _Place(self, result)
         self._do(lambda: np.copyto(target.array, source.array))
+
+    def transpose(self, order: Sequence[int], operands: Sequence[Any], result: np.ndarray) -> None:
+        source, target = _Place(self, operands[0]), _Place(self, result)
+        self._do(lambda: np.copyto(target.array, source.array.transpose(order)))
 
     def build(self, texts: Sequence[KernelText]) -> Mapping[str, Any | BuildFailure]:
         sources = {t.symbol: HostSource(t.symbol, t.code) for t in texts}

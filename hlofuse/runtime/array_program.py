@@ -6,6 +6,7 @@ constant, a result, or is loose: an array that a library made and that goes when
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -174,12 +175,21 @@ class _Builder:
         call = library_call(i, self.backend)
         flat = tuple(jax.tree.leaves(operands, is_leaf=lambda x: isinstance(x, View)))
         if isinstance(call, WritingCall):
+            flat = tuple(self.laid_out(v, order) for v, order in zip(flat, call.orders, strict=True))
             results = self.made(i.result_shapes, "arena")
             self.add(Step(call.name, flat, results, writes=call.run))
         else:
             results = self.made(_flat_shapes(i.shape), "loose")
             self.add(Step(call.name, flat, results, returns=call.run))
         self.places[i] = _nested(i.shape, iter(results))
+
+    def laid_out(self, view: View, order: tuple[int, ...] | None) -> View:
+        """The array with its axes in this order."""
+        if order is None:
+            return view
+        (result,) = self.made([view.shape.with_dims([view.shape.dims[d] for d in order])], "arena")
+        self.add(Step("transpose", (view,), (result,), writes=functools.partial(self.backend.transpose, order)))
+        return result
 
     def outputs(self, outputs: Sequence[View]) -> None:
         """Each result in memory that is nobody else's: else a copy is made."""

@@ -126,6 +126,9 @@ class CuPyBackend:
     def copy(self, operands: Sequence[Any], result: Any) -> None:
         result.data.copy_from_device_async(operands[0].data, result.nbytes)
 
+    def transpose(self, order: Sequence[int], operands: Sequence[Any], result: Any) -> None:
+        cupy.copyto(result, operands[0].transpose(order))
+
     # ------------------------------------------------------------------------------------------ kernels
 
     def build(self, texts: Sequence[KernelText]) -> Mapping[str, Any | BuildFailure]:

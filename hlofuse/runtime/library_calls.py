@@ -24,10 +24,12 @@ from hlofuse.runtime.gemm import plan_gemm
 
 @dataclass(frozen=True)
 class WritingCall:
-    """`run(operands, result)`. It allocates nothing and waits for nothing, so that it may be recorded in a graph."""
+    """`run(operands, result)`. It allocates nothing and waits for nothing, so that it may be recorded in a graph. `orders`
+    are those in which the axes of its operands have to lie; None is as they are."""
 
     name: str
     run: Callable[[Sequence[Any], Any], None]
+    orders: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ def _product(i: Instruction, backend: ArrayBackend) -> WritingCall | None:
         return None
     plan = plan_gemm(i)
     sizes = (plan.batch, plan.m, plan.n, plan.k, plan.lhs.rows, plan.rhs.rows)
-    if plan.lhs.order is not None or plan.rhs.order is not None or not all(0 < size < 2**31 for size in sizes):
+    if not all(0 < size < 2**31 for size in sizes):
         return None
     precise = any(word != "default" for word in i.attrs.get("operand_precision", ()))
 
     def run(operands: Sequence[Any], out: Any) -> None:
         backend.gemm(plan, operands[0], operands[1], out, precise)
 
-    return WritingCall(f"{backend.name}.gemm", run)
+    return WritingCall(f"{backend.name}.gemm", run, (plan.lhs.order, plan.rhs.order))
 
 
 # ------------------------------------------------------------------------------------------------ the rest
