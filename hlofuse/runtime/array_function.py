@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,14 +38,28 @@ def has_cupy() -> bool:
     return importlib.util.find_spec("cupy") is not None
 
 
+class _Split(NamedTuple):
+    """Arguments: what of them is static, and the leaves and tree of the others."""
+
+    fixed: Any
+    leaves: list[Any]
+    tree: Any
+
+
+_Signature = tuple[tuple[int, ...], Any, bool]    # of a leaf: shape, type, whether that is weak
+
+
 @dataclass(frozen=True)
 class _Specialization:
-    """A traced signature and its program; `executable` is None where JAX runs it."""
+    """A traced signature and its program; `executable` is None where JAX runs it, for `reason`. By operand `captured`
+    (what the function closed over), by leaf `types` (of what holds it) and `donated`."""
 
     traced: TracedFunction
-    captured: Sequence[Any]
     executable: Any
     reason: str | None = None
+    captured: Sequence[Any] = ()
+    types: Sequence[np.dtype] = ()
+    donated: Sequence[bool] = ()
 
 
 class ArrayFunction:
@@ -70,9 +84,21 @@ class ArrayFunction:
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
+        split = self._split(args, kwargs)
+        if any(isinstance(x, jax.core.Tracer) for x in split.leaves):
             return self._jitted(*args, **kwargs)
-        return self._call(args, kwargs)
+        if self._refused:
+            names = ", ".join(self._refused)
+            raise HlofuseError(f"{self.__name__}: {names} belong to JAX's own runtime, and its arrays")
+        backend = self._backend(split.leaves)
+        if jax_compat.is_jit_disabled():
+            return self._run_plain(backend, args, kwargs)
+        with backend.device_scope():
+            leaves = [x if isinstance(x, _KNOWN) or backend.is_array(x) else _foreign(backend, x) for x in split.leaves]
+            found = self._specialize(backend, split, leaves, args, kwargs)
+            if found.executable is None:
+                return self._run_plain(backend, args, kwargs)
+            return self._run(backend, found, leaves)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -94,37 +120,37 @@ class ArrayFunction:
 
     def executable(self, *args: Any, **kwargs: Any) -> Any:
         """The program for such arguments, with `.kernels`, `.explain()` and `.program`; None where JAX runs them."""
-        return self._specialize(args, kwargs)[0].executable
+        split = self._split(args, kwargs)
+        backend = self._backend(split.leaves)
+        with backend.device_scope():
+            return self._specialize(backend, split, split.leaves, args, kwargs).executable
 
     # ------------------------------------------------------------------------------------------ a call
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if jax_compat.is_jit_disabled():
-            return self._run_plain(self._backend(jax.tree.leaves((args, kwargs))), args, kwargs)
-        found, backend, leaves, arrays = self._specialize(args, kwargs)
-        if found.executable is None:
-            return self._run_plain(backend, args, kwargs)
+    def _run(self, backend: Any, found: _Specialization, leaves: Sequence[Any]) -> Any:
         traced = found.traced
-        with backend.device_scope():
-            # Before the program runs, which may overwrite what is given away.
-            forwarded = [None if isinstance(r, Computed) else _forwarded(backend, r.value, leaves, arrays)
-                         for r in traced.results]
-            operands = [arrays[o.index] if isinstance(o, Argument) else found.captured[n]
-                        for n, o in enumerate(traced.operands)]
+        arrays = [backend.take_in(_physical(x), dtype, is_written)
+                  for x, dtype, is_written in zip(leaves, found.types, found.donated, strict=True)]
+        # Before the program runs, which may overwrite what is given away.
+        forwarded = [None if isinstance(r, Computed) else _forwarded(backend, r.value, leaves, arrays)
+                     for r in traced.results]
+        operands = [arrays[o.index] if isinstance(o, Argument) else found.captured[n]
+                    for n, o in enumerate(traced.operands)]
+        if any(found.donated):
             _part_donated(backend, operands, traced.operands, leaves)
         results = found.executable(operands)
         computed = [_with_own_type(backend, x, aval)
                     for x, aval in zip(results, traced.closed.out_avals, strict=True)]
         taken: set[int] = set()
-        leaves = []
+        values = []
         for r, value in zip(traced.results, forwarded, strict=True):
             if isinstance(r, Computed):
                 value = computed[r.index]
                 if r.index in taken and backend.is_array(value):
                     value = value.copy()    # equal results are one computation, but arrays of their own
                 taken.add(r.index)
-            leaves.append(value)
-        return jax.tree.unflatten(traced.out_tree, leaves)
+            values.append(value)
+        return jax.tree.unflatten(traced.out_tree, values)
 
     def _run_plain(self, backend: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         static = set(self._static_positions(len(args)))
@@ -152,46 +178,40 @@ class ArrayFunction:
     def _static_positions(self, count: int) -> tuple[int, ...]:
         return tuple(n % count if n < 0 else n for n in self._static[0] if -count <= n < count)
 
-    def _specialize(self, args: Sequence[Any], kwargs: Mapping[str, Any]
-                    ) -> tuple[_Specialization, Any, list[Any], list[Any]]:
-        """The program for these arguments, the device, and the leaves of the non-static arguments: as they are, and as
-        the program takes them in."""
-        if self._refused:
-            names = ", ".join(self._refused)
-            raise HlofuseError(f"{self.__name__}: {names} belong to JAX's own runtime, and its arrays")
-        static = self._static_positions(len(args))
-        fixed = tuple((n, args[n]) for n in static), tuple((k, kwargs[k]) for k in self._static[1] if k in kwargs)
-        dynamic = ([x for n, x in enumerate(args) if n not in static],
-                   {k: x for k, x in kwargs.items() if k not in self._static[1]})
-        leaves, tree = jax.tree.flatten(dynamic)
-        backend = self._backend(leaves)
-        leaves = [_known_array(backend, x) for x in leaves]
-        signature = tuple(map(_signature, leaves))
-        key = (tree, signature, fixed, backend.key(), jax_compat.trace_context())
+    def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Split:
+        if not any(self._static):
+            return _Split((), *jax.tree.flatten((args, kwargs)))
+        static, names = set(self._static_positions(len(args))), self._static[1]
+        fixed = (tuple((n, args[n]) for n in sorted(static)), tuple((k, kwargs[k]) for k in names if k in kwargs))
+        dynamic = tuple(x for n, x in enumerate(args) if n not in static)
+        return _Split(fixed, *jax.tree.flatten((dynamic, {k: x for k, x in kwargs.items() if k not in names})))
+
+    def _specialize(self, backend: Any, split: _Split, leaves: Sequence[Any], args: Sequence[Any],
+                    kwargs: Mapping[str, Any]) -> _Specialization:
+        """The program for these arguments."""
+        x64 = jax_compat.is_x64()
+        signature = tuple([_signature(x, x64) for x in leaves])
+        key = (split.tree, signature, split.fixed, backend.key(), jax_compat.trace_context())
         try:
             found = self._known.get(key)
         except TypeError as error:
             raise ValueError(f"static arguments of {self.__name__} must be hashable: {error}") from error
         if found is None:
             with self._lock:
-                found = self._known.get(key) or self._build(backend, tree, signature, args, kwargs)
+                found = self._known.get(key) or self._build(backend, split, signature, args, kwargs)
                 self._known[key] = found
-        donated = {o.index for o in found.traced.operands if isinstance(o, Argument) and o.donated}
-        with backend.device_scope():
-            arrays = [backend.take_in(_physical(x), s.physical, n in donated)
-                      for n, (x, s) in enumerate(zip(leaves, signature, strict=True))]
-        return found, backend, leaves, arrays
+        return found
 
-    def _build(self, backend: Any, tree: Any, signature: Sequence[_Signature], args: Sequence[Any],
+    def _build(self, backend: Any, split: _Split, signature: Sequence[_Signature], args: Sequence[Any],
                kwargs: Mapping[str, Any]) -> _Specialization:
-        structs = [s.struct() for s in signature]
-        dynamic, named = jax.tree.unflatten(tree, structs)
+        structs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in signature]
+        dynamic, named = jax.tree.unflatten(split.tree, structs)
         static = set(self._static_positions(len(args)))
         rest = iter(dynamic)
         shaped = [x if n in static else next(rest) for n, x in enumerate(args)]
         traced = trace_jitted(self._traceable, shaped, {k: named.get(k, x) for k, x in kwargs.items()})
         if traced.plain_reason:
-            return _Specialization(traced, (), None, traced.plain_reason)
+            return _Specialization(traced, None, traced.plain_reason)
         donated = frozenset(n for n, o in enumerate(traced.operands) if isinstance(o, Argument) and o.donated)
         try:
             executable = self._compile(traced.closed, self._options, backend, donated)
@@ -201,10 +221,12 @@ class ArrayFunction:
             message = f"{type(error).__name__}: {error}"
             warnings.warn(f"{self.__name__!r} runs as plain JAX, because hlofuse failed. {message}", HlofuseWarning,
                           stacklevel=2)
-            return _Specialization(traced, (), None, f"failed: {message}")
-        with backend.device_scope():
-            captured = [None if isinstance(o, Argument) else backend.from_jax(_physical(o)) for o in traced.operands]
-        return _Specialization(traced, captured, executable)
+            return _Specialization(traced, None, f"failed: {message}")
+        captured = [None if isinstance(o, Argument) else backend.from_jax(_physical(o)) for o in traced.operands]
+        given = {o.index for o in traced.operands if isinstance(o, Argument) and o.donated}
+        types = [np.dtype(np.uint32) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+                 for _, dtype, _ in signature]
+        return _Specialization(traced, executable, None, captured, types, [n in given for n in range(len(types))])
 
 
 class DispatchingFunction(ArrayFunction):
@@ -240,44 +262,24 @@ def _shared_numpy(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@dataclass(frozen=True)
-class _Signature:
-    """What of a leaf a program depends on; `physical` is the type of what holds it (a key's is u32)."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    weak_type: bool
-    physical: np.dtype
-
-    def struct(self) -> Any:
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
-
-
-def _known_array(backend: Any, leaf: Any) -> Any:
-    """The leaf, or what the backend makes of another library's array."""
-    if isinstance(leaf, _KNOWN) or backend.is_array(leaf):
-        return leaf
+def _foreign(backend: Any, leaf: Any) -> Any:
+    """What the backend makes of another library's array."""
     if not hasattr(leaf, "__dlpack__"):
         raise TypeError(f"hlofuse: {leaf!r} of type {type(leaf).__name__} is no array; mark what is not one as static")
     return backend.from_dlpack(leaf)
 
 
-def _signature(leaf: Any) -> _Signature:
+def _signature(leaf: Any, x64: bool) -> _Signature:
     if isinstance(leaf, (*_SCALARS, jax.Array)):
         aval = jax.typeof(leaf)
-        physical = np.dtype(np.uint32) if _is_key(leaf) else np.dtype(aval.dtype)
-        return _Signature(aval.shape, aval.dtype, bool(aval.weak_type), physical)
-    dtype = _canonical(leaf.dtype)
-    return _Signature(tuple(leaf.shape), dtype, False, dtype)
+        return aval.shape, aval.dtype, bool(aval.weak_type)
+    return leaf.shape, _canonical(leaf.dtype, x64), False
 
 
 @functools.lru_cache(maxsize=256)
-def _canonical_of(dtype: Any, x64: bool) -> Any:
+def _canonical(dtype: Any, x64: bool) -> Any:
+    """The type that JAX holds such values in, in its mode of the moment (`x64`)."""
     return jax.dtypes.canonicalize_dtype(dtype)
-
-
-def _canonical(dtype: Any) -> Any:
-    return _canonical_of(dtype, jax_compat.is_x64())
 
 
 def _is_key(value: Any) -> bool:

@@ -24,8 +24,8 @@ from hlofuse.runtime.gemm import plan_gemm
 
 @dataclass(frozen=True)
 class WritingCall:
-    """`run(operands, result)`. It allocates nothing and waits for nothing, so that it may be recorded in a graph. `orders`
-    are those in which the axes of its operands have to lie; None is as they are."""
+    """`run(operands, result)`. It allocates nothing and waits for nothing, so that it may be recorded in a graph.
+    `orders` are those in which the axes of its operands have to lie; None is as they are."""
 
     name: str
     run: Callable[[Sequence[Any], Any], None]
