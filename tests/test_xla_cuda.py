@@ -228,3 +228,23 @@ def test_xla_puts_all_calls_into_one_command_buffer(tmp_path):
         inside = [line for line in found["thunks"] if line.startswith(" ") and "kCustomCall" in line]
         assert len(inside) == found["calls"] > 0, name
         assert not outside and len(found["thunks"]) - len([x for x in found["thunks"] if x.startswith(" ")]) == 1, name
+
+
+class FakeGpu:
+    compute_capability, device_kind, core_count, local_hardware_id = "9.0", "NVIDIA H200", 132, 0
+
+
+@needs_toolchain
+def test_without_a_c_compiler_cupy_launches_from_a_callback(monkeypatch):
+    monkeypatch.setattr(xla_cuda, "shim_available", lambda platform: "no C compiler")
+    x = jax.ShapeDtypeStruct((1 << 20,), np.float32)
+    compilation = compile_function(lambda x: (x * x).sum(), x, device="h200")
+    with pytest.raises(hlofuse.HlofuseError, match="no C compiler"):
+        build_executable(compilation, "cuda")
+    monkeypatch.setattr(xla_cuda, "_devices", lambda: (FakeGpu(),))
+    monkeypatch.setattr(xla_cuda, "has_cupy", lambda: True)
+    executable = build_executable(compilation, "cuda")
+    (kernel,) = executable.built.values()
+    assert [s.element_type for s in kernel.extra] == ["u32"]
+    call = jax.jit(lambda x: executable(x, donated=frozenset()))
+    assert "xla_buffer_python_gpu_callback" in str(call.trace(x).lower(lowering_platforms=("cuda",)).as_text())

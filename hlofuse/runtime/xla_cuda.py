@@ -157,9 +157,9 @@ def _check(driver: ctypes.CDLL, function: str, *arguments: Any) -> None:
 def _kernel_of_callback(text: KernelText) -> XlaKernel:
     from jax.experimental.buffer_callback import buffer_callback
 
-    from hlofuse.runtime.cupy_backend import launch_on_stream
-
     def launch(context: Any, results: Sequence[Any], *operands: Any) -> None:
+        from hlofuse.runtime.cupy_backend import launch_on_stream
+
         buffers = [b.__cuda_array_interface__["data"][0] for b in (*operands, *results)]
         launch_on_stream(text, context.stream, buffers)
 
