@@ -47,11 +47,13 @@ def jit(
         jax.jit(**jax_jit_kwargs)  # refuses a wrong keyword here, where it is written
         return functools.partial(jit, fusion=fusion, device=device, runtime=runtime, **jax_jit_kwargs)
     jax.jit(f, **jax_jit_kwargs)  # refuses, naming `f`, what cannot be jitted
-    jitted = jax.jit(_entry_of(f, options), **jax_jit_kwargs)
+    entry = _entry_of(f, options)
+    jitted = jax.jit(entry, **jax_jit_kwargs)
     if runtime == "xla" or runtime is None and not has_cupy():
         return jitted  # JAX's own object: there is nothing to choose, and calls cost what they cost
     kind = DispatchingFunction if runtime is None else ArrayFunction
-    return kind(f, options, jitted, jax_jit_kwargs, _compile_for_arrays)
+    programs = entry.__dict__.setdefault("__hlofuse_programs__", {})  # as JAX's own, found again by the next `jit(f)`
+    return kind(f, options, jitted, jax_jit_kwargs, _compile_for_arrays, programs)
 
 
 def _entry_of(f: Callable, options: Options) -> Callable:

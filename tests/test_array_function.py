@@ -235,6 +235,25 @@ def test_the_optimizers_failure_is_a_warning(monkeypatch):
         np.testing.assert_allclose(f(2 * X), 2 * X + 1)
 
 
+def test_a_function_is_compiled_once_however_often_it_is_decorated(monkeypatch):
+    def f(x, y):
+        return x * 2 + y
+
+    compiled = []
+    compile_ = api._compile_for_arrays
+    monkeypatch.setattr(api, "_compile_for_arrays", lambda *a: compiled.append(1) or compile_(*a))
+    for _ in range(3):
+        numpy_jit(f)(X, X)
+    assert len(compiled) == 1
+    x = X.copy()
+    assert np.shares_memory(numpy_jit(f, donate_argnums=0)(x, X), x)
+    assert not np.shares_memory(numpy_jit(f)(x, X), x)
+    assert len(compiled) == 2
+    numpy_jit(f).clear_cache()
+    numpy_jit(f)(X, X)
+    assert len(compiled) == 3
+
+
 def test_threads():
     f = numpy_jit(lambda x: jax.nn.softmax(jnp.tanh(x @ x.T) @ x) * 3)
     inputs = [X * k for k in range(1, 9)]

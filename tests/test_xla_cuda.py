@@ -243,6 +243,7 @@ def test_without_a_c_compiler_cupy_launches_from_a_callback(monkeypatch):
         build_executable(compilation, "cuda")
     monkeypatch.setattr(xla_cuda, "_devices", lambda: (FakeGpu(),))
     monkeypatch.setattr(xla_cuda, "has_cupy", lambda: True)
+    monkeypatch.setattr(xla_cuda, "_prepare", lambda text: None)
     executable = build_executable(compilation, "cuda")
     (kernel,) = executable.built.values()
     assert [s.element_type for s in kernel.extra] == ["u32"]

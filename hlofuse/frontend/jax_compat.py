@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -77,9 +77,20 @@ def trace_jitted(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return TracedCall(closed, (*constants, *traced._consts), traced.out_tree, donated)
 
 
-def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Numbers and names of the arguments that are static in a function that `jax.jit` made."""
-    return tuple(jitted._jit_info.static_argnums), tuple(jitted._jit_info.static_argnames)
+class ArgumentFacts(NamedTuple):
+    """Numbers and names of a jitted function's arguments that are static, and of those that are given away."""
+
+    static: tuple[int, ...]
+    static_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    donated_names: tuple[str, ...]
+
+
+def argument_facts(jitted: Any) -> ArgumentFacts:
+    """Of a function that `jax.jit` made."""
+    info = jitted._jit_info
+    return ArgumentFacts(*map(tuple, (info.static_argnums, info.static_argnames, info.donate_argnums,
+                                      info.donate_argnames)))  # fmt: skip
 
 
 def trace_context() -> Any:

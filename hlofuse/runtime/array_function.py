@@ -71,16 +71,17 @@ class ArrayFunction:
     __name__: str
 
     def __init__(self, f: Callable, options: Options, jitted: Any, jit_arguments: Mapping[str, Any],
-                 compile_closed: Compile) -> None:
+                 compile_closed: Compile, programs: dict[Any, _Specialization]) -> None:
+        """`jitted` is the function of JAX's own runtime; `programs` belong to `f` and the options."""
         functools.update_wrapper(self, f, updated=())
         self._options = options
         self._jitted = jitted
         kept = {name: value for name, value in jit_arguments.items() if not name.startswith("donate_")}
         self._plain, self._traceable = jax.jit(f, **kept), jax.jit(f, **jit_arguments)
-        self._static = jax_compat.static_arguments(self._traceable)
+        self._facts = jax_compat.argument_facts(self._traceable)
         self._refused = sorted(_OF_JAX & {name for name, value in jit_arguments.items() if value is not None})
         self._compile = compile_closed
-        self._known: dict[Any, _Specialization] = {}
+        self._known = programs
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +156,8 @@ class ArrayFunction:
     def _run_plain(self, backend: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         static = set(self._static_positions(len(args)))
         args = [x if n in static else jax.tree.map(self._for_jax(backend), x) for n, x in enumerate(args)]
-        kwargs = {k: x if k in self._static[1] else jax.tree.map(self._for_jax(backend), x) for k, x in kwargs.items()}
+        kwargs = {k: x if k in self._facts.static_names else jax.tree.map(self._for_jax(backend), x)
+                  for k, x in kwargs.items()}
         results = self._plain(*args, **kwargs)
         return jax.tree.map(lambda x: x if _is_key(x) else backend.from_jax(x), results)
 
@@ -176,12 +178,12 @@ class ArrayFunction:
         return backend_of(leaves)
 
     def _static_positions(self, count: int) -> tuple[int, ...]:
-        return tuple(n % count if n < 0 else n for n in self._static[0] if -count <= n < count)
+        return tuple(n % count if n < 0 else n for n in self._facts.static if -count <= n < count)
 
     def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Split:
-        if not any(self._static):
+        if not self._facts.static and not self._facts.static_names:
             return _Split((), *jax.tree.flatten((args, kwargs)))
-        static, names = set(self._static_positions(len(args))), self._static[1]
+        static, names = set(self._static_positions(len(args))), self._facts.static_names
         fixed = (tuple((n, args[n]) for n in sorted(static)), tuple((k, kwargs[k]) for k in names if k in kwargs))
         dynamic = tuple(x for n, x in enumerate(args) if n not in static)
         return _Split(fixed, *jax.tree.flatten((dynamic, {k: x for k, x in kwargs.items() if k not in names})))
@@ -191,7 +193,7 @@ class ArrayFunction:
         """The program for these arguments."""
         x64 = jax_compat.is_x64()
         signature = tuple([_signature(x, x64) for x in leaves])
-        key = (split.tree, signature, split.fixed, backend.key(), jax_compat.trace_context())
+        key = (split.tree, signature, split.fixed, self._facts, backend.key(), jax_compat.trace_context())
         try:
             found = self._known.get(key)
         except TypeError as error:

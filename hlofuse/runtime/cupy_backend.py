@@ -141,7 +141,8 @@ class CuPyBackend:
             return binary
         if (problem := launch_problem(text, self.shared_optin)) is not None:
             return BuildFailure(text.symbol, problem)
-        path = default_cache().put("cubin " + digest(binary.cubin.hex()), binary.cubin)
+        key = "cubin " + digest(binary.cubin.hex())
+        path = default_cache().get(key) or default_cache().put(key, binary.cubin)
         try:
             with self.device:
                 raw = cupy.RawModule(path=str(path)).get_function(text.symbol)
@@ -282,7 +283,7 @@ class CuPyBackend:
 def launch_on_stream(text: KernelText, stream: int, buffers: Sequence[int]) -> None:
     """Launches a kernel on a stream of another library, with its counters, if it has any, in the last buffer."""
     backend = backend_of(())
-    kernel = _loaded(backend.device.id, text.symbol, text)
+    kernel = loaded_kernel(backend.device.id, text)
     if isinstance(kernel, BuildFailure):
         raise ArrayError(f"{text.symbol}: {kernel.message}")
     *rest, counters = (*buffers, 0) if not text.counters else buffers
@@ -293,13 +294,15 @@ def launch_on_stream(text: KernelText, stream: int, buffers: Sequence[int]) -> N
         backend.launch(kernel, rest, counters)
 
 
-_by_symbol: dict[tuple[int, str], Any] = {}
+_by_digest: dict[tuple[int, str], Any] = {}
 
 
-def _loaded(device: int, symbol: str, text: KernelText) -> Any:
-    if (device, symbol) not in _by_symbol:
-        _by_symbol[device, symbol] = _backend(device).build([text])[symbol]
-    return _by_symbol[device, symbol]
+def loaded_kernel(device: int, text: KernelText) -> Any:
+    """What `launch_on_stream` launches there."""
+    key = device, text.digest
+    if key not in _by_digest:
+        _by_digest[key] = _backend(device).build([text])[text.symbol]
+    return _by_digest[key]
 
 
 def _operand(array: Any, matrix: Matrix) -> tuple[int, int, int, int]:

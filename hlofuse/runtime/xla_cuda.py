@@ -154,8 +154,18 @@ def _check(driver: ctypes.CDLL, function: str, *arguments: Any) -> None:
 # ------------------------------------------------------------------------------------------------ by a callback
 
 
+def _prepare(text: KernelText) -> None:
+    """Builds and loads a kernel on every device: the callback may run within a recording."""
+    from hlofuse.runtime.cupy_backend import loaded_kernel
+
+    for device in _devices():
+        loaded_kernel(int(device.local_hardware_id), text)
+
+
 def _kernel_of_callback(text: KernelText) -> XlaKernel:
     from jax.experimental.buffer_callback import buffer_callback
+
+    _prepare(text)
 
     def launch(context: Any, results: Sequence[Any], *operands: Any) -> None:
         from hlofuse.runtime.cupy_backend import launch_on_stream
