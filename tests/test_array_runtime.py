@@ -27,7 +27,7 @@ from hlofuse.fusion.devices import DEVICES, nearest_device
 from hlofuse.runtime import array_backend
 from hlofuse.runtime.array_backend import NumPyBackend
 from hlofuse.runtime.array_runtime import ArrayExecutable, build_array_executable
-from hlofuse.runtime.gemm import plan_gemm
+from hlofuse.runtime.gemm import blas_arguments, plan_gemm
 from hlofuse.runtime.launch_limits import launch_problem
 from hlofuse.runtime.unit_builder import BuildFailure
 
@@ -323,6 +323,38 @@ def test_every_dot_is_a_strided_product_or_jaxs(dot, dtype):
     program, operands = executable_of(f, args)
     np.testing.assert_array_equal(program(operands)[0], expected_of(f, args)[0])
     assert program.program.is_recordable or 0 in operands[0].shape or 0 in operands[1].shape
+
+
+@pytest.mark.parametrize("dot", DOTS[:-2], ids=str)    # the last two are empty, and no library's
+def test_every_dot_in_the_terms_of_a_library_that_counts_by_columns(dot):
+    left, right, contracting, batch = dot
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.integers(-4, 5, dims).astype(np.float32) for dims in (left, right))
+    want = np.asarray(lax.dot_general(lhs, rhs, (contracting, batch)))
+    module = compile_function(lambda a, b: lax.dot_general(a, b, (contracting, batch)), lhs, rhs, device="host").fused
+    (instruction,) = [i for i in module.entry.instructions if i.opcode == "dot"]
+    operands = [dict(zip(module.entry.parameters, (lhs, rhs), strict=True))[o] for o in instruction.operands]
+    plan = plan_gemm(instruction)
+    flat = [np.ascontiguousarray(x.transpose(m.order) if m.order else x).ravel()
+            for x, m in zip(operands, (plan.lhs, plan.rhs), strict=True)]  # fmt: skip
+    blas, out = blas_arguments(plan), np.zeros(want.size, np.float32)
+    for b in range(plan.batch):
+        first, second = (
+            column_major(x[b * stride:], leading, is_transposed, rows, columns)
+            for x, leading, stride, is_transposed, rows, columns in (
+                (flat[1], blas.leading[0], blas.strides[0], blas.transposes[0], blas.m, blas.k),
+                (flat[0], blas.leading[1], blas.strides[1], blas.transposes[1], blas.k, blas.n)))  # fmt: skip
+        result = out[b * blas.strides[2]:][: blas.leading[2] * blas.n].reshape(blas.n, blas.leading[2])
+        result[:, : blas.m] = (first @ second).T
+    np.testing.assert_array_equal(out.reshape(want.shape), want)
+
+
+def column_major(memory, leading, is_transposed, rows, columns):
+    """What BLAS reads: `rows` x `columns` after the transposition."""
+    stored = (columns, rows) if is_transposed else (rows, columns)
+    assert leading >= max(1, stored[0])
+    matrix = np.array([[memory[j * leading + i] for j in range(stored[1])] for i in range(stored[0])])
+    return matrix.T if is_transposed else matrix
 
 
 def test_attentions_products_need_no_copies():

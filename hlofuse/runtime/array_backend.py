@@ -111,6 +111,9 @@ class ArrayBackend(Protocol):
               awaited: frozenset[int], steps: Sequence[Callable[[], None]]) -> None:
         """Runs the steps in order on their streams; see `schedule.Schedule`."""
 
+    def can_replay(self) -> bool:
+        """Whether recorded work may be launched here: not while the caller records work of its own."""
+
     def capture(self, issue: Callable[[], None]) -> Replay | None:
         """Records what `issue` launches instead of running it; None where that is not possible."""
 
@@ -229,6 +232,9 @@ class NumPyBackend:
               awaited: frozenset[int], steps: Sequence[Callable[[], None]]) -> None:
         for step in steps:    # one after another is an order that every schedule allows
             step()
+
+    def can_replay(self) -> bool:
+        return self.records
 
     def capture(self, issue: Callable[[], None]) -> Replay | None:
         if not self.records:

@@ -26,7 +26,7 @@ from hlofuse.codegen.dialect import CUDA
 from hlofuse.codegen.kernel import KernelText
 from hlofuse.fusion.devices import nearest_device
 from hlofuse.runtime.array_backend import VECTOR_BYTES, ArrayError, Replay
-from hlofuse.runtime.gemm import Gemm, Matrix
+from hlofuse.runtime.gemm import Gemm, blas_arguments
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.launch_limits import launch_problem
 from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many
@@ -76,6 +76,7 @@ class CuPyBackend:
                                    properties["multiProcessorCount"])
         self.shared_optin = int(properties["sharedMemPerBlockOptin"])
         self._local = threading.local()
+        self._lock = threading.Lock()
         self._borrowed: deque[tuple[Event, Any]] = deque()    # JAX's memory that a stream may still read
 
     def key(self) -> Any:
@@ -87,7 +88,7 @@ class CuPyBackend:
         return (stream.ptr, threading.get_ident() if stream.ptr == 2 else 0)
 
     def device_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return self.device
+        return Device(self.device.id)
 
     # ------------------------------------------------------------------------------------------ arrays
 
@@ -111,7 +112,9 @@ class CuPyBackend:
         return cupy.empty(size, cupy.uint8)
 
     def release_memory(self) -> None:
-        self._borrowed.clear()
+        with self._lock:
+            while self._borrowed:
+                self._borrowed.popleft()[0].synchronize()
         cupy.get_default_memory_pool().free_all_blocks()
 
     def upload(self, value: np.ndarray) -> Any:
@@ -177,12 +180,12 @@ class CuPyBackend:
         mode = cublas.getPointerMode(handle)
         cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
         try:
-            # The library counts by columns: it computes the transposed result from the operands in the other order.
+            blas = blas_arguments(plan)
+            first, second, out = ((x.data.ptr, _CUDA_TYPES[x.dtype.name], leading, stride) for x, leading, stride
+                                  in zip((rhs, lhs, result), blas.leading, blas.strides, strict=True))  # fmt: skip
             cublas.gemmStridedBatchedEx(
-                handle, int(plan.rhs.is_transposed), int(plan.lhs.is_transposed), plan.n, plan.m, plan.k,
-                one.ctypes.data, *_operand(rhs, plan.rhs), *_operand(lhs, plan.lhs), zero.ctypes.data,
-                result.data.ptr, _CUDA_TYPES[result.dtype.name], plan.n, plan.m * plan.n,
-                plan.batch, compute, _GEMM_DEFAULT)
+                handle, int(blas.transposes[0]), int(blas.transposes[1]), blas.m, blas.n, blas.k, one.ctypes.data,
+                *first, *second, zero.ctypes.data, *out, plan.batch, compute, _GEMM_DEFAULT)
         finally:
             cublas.setPointerMode(handle, mode)
 
@@ -222,8 +225,9 @@ class CuPyBackend:
     def from_jax(self, value: Any) -> Any:
         if not isinstance(value, jax.Array) or next(iter(value.devices())).platform == "cpu" or not value.size:
             return cupy.asarray(np.asarray(value), order="C")
-        while self._borrowed and self._borrowed[0][0].done:
-            self._borrowed.popleft()
+        with self._lock:
+            while self._borrowed and self._borrowed[0][0].done:
+                self._borrowed.popleft()
         dtype = np.dtype(value.dtype)
         if dtype.name not in _PLAIN_DLPACK:
             bits = np.dtype(f"u{dtype.itemsize}")
@@ -265,6 +269,9 @@ class CuPyBackend:
             streams.append(Stream(non_blocking=True))
         return streams[:count]
 
+    def can_replay(self) -> bool:
+        return not get_current_stream().is_capturing()
+
     def capture(self, issue: Callable[[], None]) -> Replay | None:
         stream = self._local.__dict__.setdefault("capture", None) or Stream(non_blocking=True)
         self._local.capture = stream    # the caller's may be the default one, which cannot be recorded
@@ -303,7 +310,3 @@ def loaded_kernel(device: int, text: KernelText) -> Any:
     if key not in _by_digest:
         _by_digest[key] = _backend(device).build([text])[text.symbol]
     return _by_digest[key]
-
-
-def _operand(array: Any, matrix: Matrix) -> tuple[int, int, int, int]:
-    return array.data.ptr, _CUDA_TYPES[array.dtype.name], matrix.rows, matrix.batch

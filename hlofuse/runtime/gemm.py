@@ -52,6 +52,25 @@ def plan_gemm(dot: Instruction) -> Gemm:
     return Gemm(batch_size, m, n, k, *sides)
 
 
+@dataclass(frozen=True)
+class BlasArguments:
+    """A product in BLAS's own terms, which counts by columns: the transposed result from the operands in the other
+    order. `transposes` are of its first and second operand, `leading` and `strides` of these and of the result."""
+
+    transposes: tuple[bool, bool]
+    m: int
+    n: int
+    k: int
+    leading: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+
+def blas_arguments(plan: Gemm) -> BlasArguments:
+    """The first operand is the plan's rhs, the second its lhs."""
+    return BlasArguments((plan.rhs.is_transposed, plan.lhs.is_transposed), plan.n, plan.m, plan.k,
+                         (plan.rhs.rows, plan.lhs.rows, plan.n), (plan.rhs.batch, plan.lhs.batch, plan.m * plan.n))
+
+
 def _matrix(dims: Sequence[int], batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]) -> Matrix:
     groups = {name: tuple(d for d in axes if dims[d] != 1)
               for name, axes in (("batch", batch), ("rows", rows), ("columns", columns))}
