@@ -16,10 +16,16 @@ import jax
 from .config import Options
 from .frontend import jax_compat
 from .runtime import primitive
+from .runtime.array_function import ArrayFunction, DispatchingFunction, has_cupy
 
 
 def jit(
-    f: Callable | None = None, *, fusion: str = "coloring", device: str | None = None, **jax_jit_kwargs: Any
+    f: Callable | None = None,
+    *,
+    fusion: str = "coloring",
+    device: str | None = None,
+    runtime: str | None = None,
+    **jax_jit_kwargs: Any,
 ) -> Any:
     """As `jax.jit`, but element-wise work, reductions and layout changes run as fused, generated kernels.
 
@@ -27,19 +33,28 @@ def jit(
       fusion: who chooses the clusters: "coloring", "greedy", "none" or "exact".
       device: name of the device whose cost model decides; by default the one that runs the function. "simt": the
         CUDA kernels, executed thread by thread on the CPU with every access checked; a fault is the call's error.
+      runtime: "xla" is JAX's own, with JAX's arrays; "cupy" and "numpy" take and give arrays of those libraries. By
+        default CuPy's arrays go to the one, all others (NumPy's too) to the other.
 
     The result transforms, nests and shards as that of `jax.jit`. Its `.lower(...).compile()` is a `jax.stages.Compiled`
     that also has `.kernels` and `.explain()` (see `hlofuse.stages`). Derivatives are those of the plain function: for
     kernels in a gradient, decorate the outermost function, `hlofuse.jit(jax.grad(f))`.
 
-    Raises UnknownNameError, with the valid names, for a wrong `fusion` or `device`; else what `jax.jit` raises.
+    Raises UnknownNameError, with the valid names, for a wrong `fusion`, `device` or `runtime`; else what `jax.jit`
+    raises.
     """
-    options = Options(fusion=fusion, device=device)
+    options = Options(fusion=fusion, device=device, runtime=runtime)
     if f is None:
         jax.jit(**jax_jit_kwargs)  # refuses a wrong keyword here, where it is written
-        return functools.partial(jit, fusion=fusion, device=device, **jax_jit_kwargs)
+        return functools.partial(jit, fusion=fusion, device=device, runtime=runtime, **jax_jit_kwargs)
     jax.jit(f, **jax_jit_kwargs)  # refuses, naming `f`, what cannot be jitted
-    return jax.jit(_entry_of(f, options), **jax_jit_kwargs)
+    entry = _entry_of(f, options)
+    jitted = jax.jit(entry, **jax_jit_kwargs)
+    if runtime == "xla" or runtime is None and not has_cupy():
+        return jitted  # JAX's own object: there is nothing to choose, and calls cost what they cost
+    kind = DispatchingFunction if runtime is None else ArrayFunction
+    programs = entry.__dict__.setdefault("__hlofuse_programs__", {})  # as JAX's own, found again by the next `jit(f)`
+    return kind(f, options, jitted, jax_jit_kwargs, _compile_for_arrays, programs)
 
 
 def _entry_of(f: Callable, options: Options) -> Callable:
@@ -78,6 +93,12 @@ def _compile(closed: Any, options: Options, platform: str) -> primitive.Executab
     from .compiler import compile_jaxpr
 
     return compile_jaxpr(closed, options, platform)
+
+
+def _compile_for_arrays(closed: Any, options: Options, backend: Any, donated: frozenset[int]) -> Any:
+    from .compiler import compile_for_arrays
+
+    return compile_for_arrays(closed, options, backend, donated)
 
 
 primitive.set_pipeline(_compile)

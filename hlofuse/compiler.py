@@ -28,7 +28,10 @@ from hlofuse.fusion.plan import Segment
 from hlofuse.fusion.registers import estimate_registers
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
+from hlofuse.runtime.array_backend import ArrayBackend
+from hlofuse.runtime.array_runtime import ArrayExecutable, build_array_executable
 from hlofuse.runtime.simt import build_simt_executable
+from hlofuse.runtime.xla_cuda import cuda_device
 from hlofuse.runtime.xla_runtime import Executable, build_executable, prepare_toolchain
 
 DEFAULT_DEVICE = "h200"
@@ -114,7 +117,7 @@ class Compilation:
     def launches(self) -> LaunchCount:
         """What the device runs, and the bytes that it moves."""
         return count_launches(self.fused, self.clusters, functools.partial(_count_body, self.device),
-                              self.device.dialect == "cuda")
+                              self.device.library_epilogues)
 
 
 class _Stages:
@@ -139,19 +142,22 @@ def compile_function(fn: Callable[..., Any], *args: Any, options: Options | None
     """As `jax.jit(fn).lower(*args)`, but through this pipeline: `args` are arrays or `jax.ShapeDtypeStruct`s."""
     traced = trace_function(fn, args, kwargs)
     name = getattr(fn, "__name__", "main")
-    compilation = _compile(traced.closed, None, options or Options(), device, name)
+    compilation = _compile(traced.closed, None, options or Options(), _device(device, options), name)
     return replace(compilation, operands=traced.operands)
 
 
 def compile_module(module: Module, options: Options | None = None, device: str | None = None) -> Compilation:
     """The same from an HLO module."""
-    return _compile(None, module, options or Options(), device, module.name)
+    return _compile(None, module, options or Options(), _device(device, options), module.name)
+
+
+def _device(name: str | None, options: Options | None) -> DeviceSpec:
+    return find_device(name or (options and options.device) or DEFAULT_DEVICE)
 
 
 @collector_paused()
-def _compile(closed: Any | None, module: Module | None, options: Options, device: str | None, name: str,
+def _compile(closed: Any | None, module: Module | None, options: Options, spec: DeviceSpec, name: str,
              platform: str | None = None) -> Compilation:
-    spec = find_device(device or options.device or DEFAULT_DEVICE)
     stages = _Stages()
     consts: tuple[Any, ...] = ()
     if module is None:
@@ -191,7 +197,7 @@ def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:
     """The launches of a loop's body or of a branch, fused as a program of its own."""
     fused, clusters = _fuse(body, device)
     return count_launches(Module("body", fused.computation), clusters, functools.partial(_count_body, device),
-                          device.dialect == "cuda")
+                          device.library_epilogues)
 
 
 # --- what the runtime asks for ----------------------------------------------------------------------------------------
@@ -203,12 +209,25 @@ def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
     """The executable of a jaxpr."""
     if platform == "cpu":
         prepare_toolchain()
-    spec = find_device(options.device or _HOST)
-    name = getattr(getattr(closed.jaxpr, "debug_info", None), "func_name", "main")
-    compilation = _compile(closed, None, options, spec.name, name, platform if platform in ("cpu", "cuda") else None)
+    spec = find_device(options.device or _HOST) if options.device or platform == "cpu" else cuda_device()
+    known = platform if platform in ("cpu", "cuda") else None
+    compilation = _compile(closed, None, options, spec, _name_of(closed), known)
     _dump(compilation)
     build = build_simt_executable if spec.name == "simt" else build_executable
     return build(compilation, platform)
+
+
+def compile_for_arrays(closed: Any, options: Options, backend: ArrayBackend,
+                       donated: frozenset[int]) -> ArrayExecutable:
+    """The executable of a jaxpr on the arrays of another library. Its products come without epilogues."""
+    spec = find_device(options.device) if options.device else backend.spec
+    compilation = _compile(closed, None, options, replace(spec, library_epilogues=False), _name_of(closed))
+    _dump(compilation)
+    return build_array_executable(compilation, backend, donated)
+
+
+def _name_of(closed: Any) -> str:
+    return getattr(getattr(closed.jaxpr, "debug_info", None), "func_name", "main")
 
 
 def _dump(compilation: Compilation) -> None:

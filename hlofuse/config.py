@@ -14,6 +14,7 @@ from pathlib import Path
 from .errors import UnknownNameError
 
 FUSIONS = ("coloring", "greedy", "none", "exact")
+RUNTIMES = ("xla", "cupy", "numpy")
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,20 @@ class Options:
       consumer, as TorchInductor), `none` (each instruction alone) or `exact` (proven optimal, for small programs).
     device: name of the device whose cost model decides; `None` is the device that runs it, "simt" runs the CUDA
       kernels thread by thread on the CPU.
+    runtime: what runs it: JAX's own runtime, `xla`, or this package's on CuPy's or NumPy's arrays; `None` is decided by
+      the arrays of each call.
     """
 
     fusion: str = "coloring"
     device: str | None = None
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
         check_name("fusion", self.fusion, FUSIONS)
         if self.device is not None:
             check_name("device", self.device, device_names())
+        if self.runtime is not None:
+            check_name("runtime", self.runtime, RUNTIMES)
 
 
 def check_name(kind: str, name: object, valid: Iterable[str]) -> None:

@@ -242,6 +242,10 @@ case("convolution_grouped", lambda x, k: lax.conv_general_dilated(
      KERNEL[:, :, :1, :3])
 case("convolution_gradient", lambda x, k: jax.grad(lambda k: (lax.conv_general_dilated(
     x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) ** 2).mean())(k), IMAGE, KERNEL)
+case("cholesky", lambda x: jax.lax.linalg.cholesky(x @ x.T + 9 * jnp.eye(x.shape[0])), MATRIX)
+case("triangular_solve", lambda x: [jax.lax.linalg.triangular_solve(
+    x @ x.T + 9 * jnp.eye(x.shape[0]) * (1 + 1j), x + 1j, left_side=True, lower=True, transpose_a=t, conjugate_a=c,
+    unit_diagonal=c) for t in (False, True) for c in (False, True)], MATRIX)
 case("fft", lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x)), jnp.fft.ifft2(x)), MATRIX)
 
 

@@ -264,7 +264,8 @@ def test_a_compiled_program_in_jaxs_cache_never_runs_another_processs_address(tm
 
 
 def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(shim, "_loaded", None)
+    monkeypatch.setattr(shim, "_loaded", {})
+    monkeypatch.setattr(shim, "_libraries", [])
     monkeypatch.setattr(shim, "find_compiler", lambda: None)
     reason = shim_available()
     assert reason is not None and "install g++" in reason
@@ -276,7 +277,8 @@ def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch):
 def test_a_shim_that_does_not_compile_is_a_reason(tmp_path, monkeypatch):
     broken = tmp_path / "shim.c"
     broken.write_text("#error planted\n")
-    monkeypatch.setattr(shim, "_loaded", None)
+    monkeypatch.setattr(shim, "_loaded", {})
+    monkeypatch.setattr(shim, "_libraries", [])
     monkeypatch.setattr(shim, "_SOURCE", broken)
     reason = shim_available()
     assert reason is not None and "planted" in reason

@@ -746,9 +746,14 @@ def export_for_several_platforms(J):
     return jax.export.export(J(f), platforms=("cpu", "cuda"))(x, y).call(x, y)
 
 
-@case("platform cuda")
+@case(KERNELS)
 def lower_for_cuda(J):
     J(f).trace(x, y).lower(lowering_platforms=("cuda",))
+
+
+@case("platform rocm")
+def lower_for_rocm(J):
+    J(f).trace(x, y).lower(lowering_platforms=("rocm",))
 
 
 @case(KERNELS)

@@ -40,7 +40,8 @@ class KernelText:
     shared_bytes: int
     work: int
     aliases: Mapping[int, int]   # operand -> result that may take its memory: read only where that result is written
-    arguments: tuple[Argument, ...] = ()    # of the kernel, without the counters
+    arguments: tuple[Argument, ...]         # of the kernel, without the counters
+    dynamic_shared_bytes: int = 0    # what a launch has to ask for, beyond what the text declares with its size
 
     @property
     def digest(self) -> str:

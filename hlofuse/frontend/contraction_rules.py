@@ -1,4 +1,5 @@
-"""Import rules of contractions (dot, convolution) and of what libraries compute with an HLO opcode of its own (fft)."""
+"""Import rules of contractions (dot, convolution) and of what libraries compute with an HLO opcode of its own (fft,
+cholesky, triangular solve)."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 from hlofuse.frontend import jaxpr_compat as compat
 from hlofuse.frontend.scope import Rule, Scope
 from hlofuse.hlo.module import Instruction, WindowDimension
+from hlofuse.hlo.shape import COMPLEX
 
 
 def _ints(values: Any) -> tuple[int, ...]:
@@ -70,8 +72,27 @@ def fft(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction
                        fft_type=eqn.params["fft_type"].name, fft_length=_ints(eqn.params["fft_lengths"]))]
 
 
+def cholesky(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
+    """Of the lower triangle; what is above it in the result is not said, and its readers mask it."""
+    return [scope.emit("cholesky", operands[0], shape=operands[0].array, lower=True)]
+
+
+def triangular_solve(scope: Scope, eqn: Any, operands: list[Instruction]) -> list[Instruction]:
+    params = eqn.params
+    a, b = operands
+    if params["conjugate_a"] and not params["transpose_a"] and a.element_type in COMPLEX:
+        part = a.array.with_type("f32" if a.element_type == "c64" else "f64")
+        real, imaginary = scope.emit("real", a, shape=part), scope.emit("imag", a, shape=part)
+        a = scope.emit("complex", real, scope.emit("negate", imaginary, shape=part), shape=a.array)
+    transpose = "NO_TRANSPOSE" if not params["transpose_a"] else "ADJOINT" if params["conjugate_a"] else "TRANSPOSE"
+    return [scope.emit("triangular-solve", a, b, shape=b.array, left_side=bool(params["left_side"]),
+                       lower=bool(params["lower"]), unit_diagonal=bool(params["unit_diagonal"]), transpose_a=transpose)]
+
+
 RULES: dict[str, Rule] = {
     "dot_general": dot_general,
     "conv_general_dilated": conv_general_dilated,
     "fft": fft,
+    "cholesky": cholesky,
+    "triangular_solve": triangular_solve,
 }

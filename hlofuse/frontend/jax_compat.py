@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -51,12 +51,13 @@ class TracedCall:
     """A function traced on arguments: `closed` on the leaves of its non-static arguments, led by `captured`.
 
     captured: what the function closed over (arrays, and tracers of an enclosing trace): the first operands of `closed`,
-      which itself holds no constants. out_tree: the tree of its results.
+      which itself holds no constants. out_tree: the tree of its results. donated: of each leaf, whether it is.
     """
 
     closed: Any
     captured: tuple[Any, ...]
     out_tree: Any
+    donated: tuple[bool, ...] = ()
 
 
 def trace_call(
@@ -65,9 +66,36 @@ def trace_call(
     """Trace `fun` on arrays, tracers or `jax.ShapeDtypeStruct`s, and on those arguments as they are that are static."""
     argnums = tuple(i for i, a in enumerate(args) if is_static(a))
     argnames = tuple(k for k, a in kwargs.items() if is_static(a))
-    traced = jax.jit(_cacheable(fun), static_argnums=argnums, static_argnames=argnames).trace(*args, **kwargs)
+    return trace_jitted(jax.jit(_cacheable(fun), static_argnums=argnums, static_argnames=argnames), args, kwargs)
+
+
+def trace_jitted(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedCall:
+    """The same of a function that `jax.jit` made, whose own static arguments are."""
+    traced = jitted.trace(*args, **kwargs)
     closed, constants = constants_to_operands(traced.jaxpr)
-    return TracedCall(closed, (*constants, *traced._consts), traced.out_tree)
+    donated = tuple(bool(x.donated) for x in jax.tree.leaves(traced.args_info))
+    return TracedCall(closed, (*constants, *traced._consts), traced.out_tree, donated)
+
+
+class ArgumentFacts(NamedTuple):
+    """Numbers and names of a jitted function's arguments that are static, and of those that are given away."""
+
+    static: tuple[int, ...]
+    static_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    donated_names: tuple[str, ...]
+
+
+def argument_facts(jitted: Any) -> ArgumentFacts:
+    """Of a function that `jax.jit` made."""
+    info = jitted._jit_info
+    return ArgumentFacts(*map(tuple, (info.static_argnums, info.static_argnames, info.donate_argnums,
+                                      info.donate_argnames)))  # fmt: skip
+
+
+def trace_context() -> Any:
+    """What of JAX's configuration a traced program depends on."""
+    return jax_config.trace_context()
 
 
 def holds_no_tracer(argument: Any) -> bool:
@@ -87,6 +115,10 @@ def _cacheable(fun: Callable) -> Callable:
 
 def is_jit_disabled() -> bool:
     return bool(jax_config.disable_jit.value)
+
+
+def is_x64() -> bool:
+    return bool(jax_config.enable_x64.value)
 
 
 def is_tracing() -> bool:

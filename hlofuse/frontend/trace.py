@@ -63,6 +63,22 @@ def trace_function(
     return _prepare(call.closed, (*call.captured, *jax.tree.leaves(dynamic)), call.out_tree)
 
 
+@dataclass(frozen=True)
+class Argument:
+    """Stands for leaf `index` of the arguments of a function that is traced before it is called."""
+
+    index: int
+    donated: bool
+
+
+def trace_jitted(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedFunction:
+    """Trace a function that `jax.jit` made on `jax.ShapeDtypeStruct`s and its static arguments; the operands are
+    `Argument`s, and what it closed over."""
+    call = jax_compat.trace_jitted(jitted, args, kwargs)
+    arguments = (Argument(n, donated) for n, donated in enumerate(call.donated))
+    return _prepare(call.closed, (*call.captured, *arguments), call.out_tree)
+
+
 def _prepare(closed: Any, operands: tuple[Any, ...], out_tree: Any) -> TracedFunction:
     jaxpr = closed.jaxpr
     everything = tuple(Computed(i) for i in range(len(jaxpr.outvars)))

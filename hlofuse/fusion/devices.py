@@ -36,6 +36,7 @@ class DeviceSpec:
     fp64_rate: float
     matmul_rate: float           # multiply-adds * 2 of a library's f32/TF32 matrix product
     latency_bytes: float         # bytes in flight that saturate the memory (Little's law), per SM
+    library_epilogues: bool      # whether what follows a product may be computed by the library (epilogues.py)
 
 
 def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: float, memory_gb: float, l2_mb: float,
@@ -47,7 +48,7 @@ def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: f
                       int(memory_gb * 1e9), bandwidth, 2.5 * bandwidth, int(l2_mb * 1e6), launch_us,
                       fp32_rate=rate * fp32_per_sm, int_rate=rate * 64, special_rate=rate * 8, div_rate=rate * 8,
                       fp64_rate=rate * fp32_per_sm * fp64_share, matmul_rate=matmul_tflops * 1e6,
-                      latency_bytes=bandwidth * 0.7 / sm_count)
+                      latency_bytes=bandwidth * 0.7 / sm_count, library_epilogues=True)
 
 
 DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
@@ -62,7 +63,7 @@ DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
     _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=30),
     DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 4 << 20, 0.6,
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
-               latency_bytes=64.0),
+               latency_bytes=64.0, library_epilogues=False),
 )}
 # The H200's kernels, executed thread by thread on the CPU.
 DEVICES["simt"] = replace(DEVICES["h200"], name="simt")
@@ -73,3 +74,15 @@ def find_device(name: str) -> DeviceSpec:
     if name not in DEVICES:
         raise UnknownNameError("device", name, list(DEVICES))
     return DEVICES[name]
+
+
+def nearest_device(name: str, arch: str, sm_count: int) -> DeviceSpec:
+    """The row of a GPU by the name that its driver gives it, with the architecture and size that it really has; for one
+    without a row, the nearest of its architecture, or of all."""
+    words = name.lower().replace("-", " ").split()
+    names = {*words, *(a + b for a, b in zip(words, words[1:], strict=False))}    # "RTX 4090" is one
+    rows = [d for d in DEVICES.values() if d.dialect == "cuda"]
+    named = [d for d in rows if d.name in names]
+    akin = [d for d in rows if d.arch == arch] or [d for d in rows if d.arch[:-1] == arch[:-1]] or rows
+    row = named[0] if named else min(akin, key=lambda d: abs(d.sm_count - sm_count))
+    return replace(row, arch=arch, sm_count=sm_count)

@@ -67,7 +67,7 @@ def fuse_computation(computation: Computation, device: DeviceSpec, method: str =
 
 def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept) -> Fused:
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
-    epilogues = find_epilogues(computation) if device.dialect == "cuda" else {}
+    epilogues = find_epilogues(computation) if device.library_epilogues else {}
     graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members],
                         scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device))
     costs = KernelCosts(graph, device)

@@ -112,13 +112,14 @@ def _is_mirror(comparator: Computation, left: Instruction, right: Instruction) -
 
 
 def _canonical_float_of(key: Instruction) -> Instruction | None:
-    """select(x != x, nan, select(x == 0, 0, x))  =>  x."""
+    """select(y != y, nan, y) with y = select(x == 0, 0, x)  =>  x; the NaN may be looked for in x too."""
     if key.opcode != "select" or key.operands[2].opcode != "select":
         return None
     is_nan, nan, inner = key.operands
     is_zero, zero, x = inner.operands
-    holds = (_compares(is_nan, "NE", x, x) and nan.opcode == "constant" and bool(np.isnan(nan.literal))
-             and not np.signbit(nan.literal) and zero.opcode == "constant" and not zero.literal.tobytes().strip(b"\0")
+    holds = (any(_compares(is_nan, "NE", v, v) for v in (x, inner)) and nan.opcode == "constant"
+             and bool(np.isnan(nan.literal)) and not np.signbit(nan.literal)
+             and zero.opcode == "constant" and not zero.literal.tobytes().strip(b"\0")
              and is_zero.opcode == "compare" and is_zero.operands[1].opcode == "constant"
              and _compares(is_zero, "EQ", x, is_zero.operands[1]) and bool(is_zero.operands[1].literal == 0))
     return x if holds else None

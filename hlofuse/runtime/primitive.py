@@ -62,7 +62,7 @@ _pipeline_platforms: frozenset[str] = frozenset()
 _recorders: list[list[Outcome]] = []
 
 
-def set_pipeline(pipeline: Pipeline, platforms: Sequence[str] = ("cpu",)) -> None:
+def set_pipeline(pipeline: Pipeline, platforms: Sequence[str] = ("cpu", "cuda")) -> None:
     """Give the optimizer, and the platforms on which what it makes can run."""
     global _pipeline, _pipeline_platforms
     _pipeline, _pipeline_platforms = pipeline, frozenset(platforms)

@@ -1,10 +1,12 @@
-/* The one FFI handler through which XLA:CPU calls every generated kernel.
+/* The FFI handlers through which XLA calls every generated kernel: one on the CPU, one on CUDA.
  *
  * A call carries the kernel's 64-bit hash, never an address: XLA may keep the compiled program on disk and run it in
  * another process. The hash is looked up in a table that Python fills before a program is built.
  *
  * Blocks of a call are spread over XLA's own thread pool. The caller takes blocks too, and waits only for blocks that
  * another thread has taken, so a pool whose threads are all busy (or are all callers) delays a call but cannot stop it.
+ *
+ * On CUDA a call is a launch on XLA's stream, and nothing else that a graph could not hold; Python has loaded the kernel.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -26,11 +28,12 @@ typedef void (*Kernel)(void** buffers, long long begin, long long end, unsigned*
 /* ---- The table: open addressing, written under Python's lock, read without one. ---- */
 
 typedef struct {
-  _Atomic(Kernel) kernel; /* NULL: the slot is free. Published last, so that a reader sees the rest. */
+  _Atomic(Kernel) kernel; /* NULL: the slot is free. Published last, so that a reader sees the rest. A CUkernel too. */
   uint64_t key;
   int64_t blocks;
-  int64_t grain; /* blocks per task */
+  int64_t grain; /* blocks per task; on CUDA threads per block */
   int64_t counters;
+  int64_t shared; /* bytes of shared memory that a launch asks for */
 } Entry;
 
 typedef struct {
@@ -53,6 +56,7 @@ static void fill_slot(Entry* slot, const Entry* from) {
   slot->blocks = from->blocks;
   slot->grain = from->grain;
   slot->counters = from->counters;
+  slot->shared = from->shared;
   atomic_store_explicit(&slot->kernel, atomic_load(&from->kernel), memory_order_release);
 }
 
@@ -73,13 +77,14 @@ static Table* table_with_room(void) {
 }
 
 /* 0: done or known already; 1: the key is known with another shape; 2: no memory. */
-int hlofuse_register_kernel(uint64_t key, void* address, int64_t blocks, int64_t grain, int64_t counters) {
+int hlofuse_register_kernel(uint64_t key, void* address, int64_t blocks, int64_t grain, int64_t counters,
+                            int64_t shared) {
   Table* in = table_with_room();
   if (!in) return 2;
   Entry* slot = find_slot(in, key);
   if (atomic_load(&slot->kernel))
-    return slot->blocks == blocks && slot->grain == grain && slot->counters == counters ? 0 : 1;
-  Entry entry = {.key = key, .blocks = blocks, .grain = grain, .counters = counters};
+    return slot->blocks == blocks && slot->grain == grain && slot->counters == counters && slot->shared == shared ? 0 : 1;
+  Entry entry = {.key = key, .blocks = blocks, .grain = grain, .counters = counters, .shared = shared};
   atomic_init(&entry.kernel, (Kernel)address);
   fill_slot(slot, &entry);
   ++table_used;
@@ -284,22 +289,110 @@ static XLA_FFI_Error* call_kernel(const XLA_FFI_CallFrame* frame, Kernel kernel,
   return NULL;
 }
 
-XLA_FFI_Error* hlofuse_call(XLA_FFI_CallFrame* frame) {
-  if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-    /* Only what version 0.1 of the interface has is used, so every later XLA accepts the handler. */
-    XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
-    metadata->api_version.major_version = 0;
-    metadata->api_version.minor_version = 1;
-    metadata->traits = 0;
+/* Answers a question for the handler's properties, which XLA asks before it calls; false where it asks for a call. */
+static bool tell_properties(XLA_FFI_CallFrame* frame, XLA_FFI_Handler_Traits traits) {
+  if (!frame->extension_start || frame->extension_start->type != XLA_FFI_Extension_Metadata) return false;
+  /* Only what version 0.1 of the interface has is used, so every later XLA accepts the handler. */
+  XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
+  metadata->api_version.major_version = 0;
+  metadata->api_version.minor_version = 1;
+  metadata->traits = traits;
+  return true;
+}
+
+/* The kernel of a call, or NULL and an error. */
+static Entry* called_entry(const XLA_FFI_CallFrame* frame, XLA_FFI_Error** error) {
+  const XLA_FFI_Scalar* scalar = find_attribute(&frame->attrs, "key", XLA_FFI_AttrType_SCALAR);
+  if (!scalar || (scalar->dtype != XLA_FFI_DataType_U64 && scalar->dtype != XLA_FFI_DataType_S64)) {
+    *error = make_error(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hlofuse: the call has no 64-bit key");
     return NULL;
   }
-  const XLA_FFI_Scalar* scalar = find_attribute(&frame->attrs, "key", XLA_FFI_AttrType_SCALAR);
-  if (!scalar || (scalar->dtype != XLA_FFI_DataType_U64 && scalar->dtype != XLA_FFI_DataType_S64))
-    return make_error(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hlofuse: the call has no 64-bit key");
   uint64_t key = *(const uint64_t*)scalar->value;
   Table* in = atomic_load_explicit(&table, memory_order_acquire);
   Entry* entry = in ? find_slot(in, key) : NULL;
-  Kernel kernel = entry ? atomic_load_explicit(&entry->kernel, memory_order_acquire) : NULL;
-  if (!kernel) return unknown_kernel(frame, key);
-  return entry->blocks > 0 ? call_kernel(frame, kernel, entry) : NULL;
+  if (entry && atomic_load_explicit(&entry->kernel, memory_order_acquire)) return entry;
+  *error = unknown_kernel(frame, key);
+  return NULL;
+}
+
+XLA_FFI_Error* hlofuse_call(XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Error* error = NULL;
+  if (tell_properties(frame, 0)) return NULL;
+  Entry* entry = called_entry(frame, &error);
+  if (!entry || entry->blocks <= 0) return error;
+  return call_kernel(frame, atomic_load_explicit(&entry->kernel, memory_order_acquire), entry);
+}
+
+/* ---- CUDA. The driver is not linked: Python hands over the functions that a call needs. ---- */
+
+typedef int (*LaunchKernel)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                            unsigned block_y, unsigned block_z, unsigned shared, void* stream, void** parameters,
+                            void** extra);
+typedef int (*FillWords)(unsigned long long to, unsigned value, size_t count, void* stream);
+typedef int (*FunctionOfKernel)(void** function, void* kernel);
+
+static _Atomic(LaunchKernel) launch_kernel; /* cuLaunchKernel, which takes a CUkernel */
+static _Atomic(FillWords) fill_words;       /* cuMemsetD32Async */
+static _Atomic(FunctionOfKernel) function_of_kernel; /* cuKernelGetFunction */
+
+void hlofuse_use_driver(void* launch, void* fill, void* function) {
+  atomic_store(&fill_words, (FillWords)fill);
+  atomic_store(&function_of_kernel, (FunctionOfKernel)function);
+  atomic_store(&launch_kernel, (LaunchKernel)launch);
+}
+
+static XLA_FFI_Error* driver_error(const XLA_FFI_CallFrame* frame, const char* what, int code) {
+  const XLA_FFI_ByteSpan* name = find_attribute(&frame->attrs, "name", XLA_FFI_AttrType_STRING);
+  char message[512];
+  snprintf(message, sizeof message, "hlofuse: %s of kernel '%.*s' failed: CUDA driver error %d", what,
+           name ? (int)(name->len < 200 ? name->len : 200) : 1, name ? name->ptr : "?", code);
+  return make_error(frame->api, XLA_FFI_Error_Code_INTERNAL, message);
+}
+
+/* Loads a kernel into the device's context: a driver that loads late would do so within a recording. */
+XLA_FFI_Error* hlofuse_cuda_initialize(XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Error* error = NULL;
+  void* function = NULL;
+  if (tell_properties(frame, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE)) return NULL;
+  Entry* entry = called_entry(frame, &error);
+  if (!entry || entry->blocks <= 0) return error;
+  FunctionOfKernel load = atomic_load(&function_of_kernel);
+  int code = load ? load(&function, (void*)atomic_load(&entry->kernel)) : 0;
+  return code ? driver_error(frame, "loading", code) : NULL;
+}
+
+/* A kernel's parameters are pointers: operands, results, scratch and, the last result where there are any, counters,
+ * which are this call's own and are zeroed on its stream: neither streams nor replays of a graph can meet there. */
+XLA_FFI_Error* hlofuse_cuda_call(XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Error* error = NULL;
+  if (tell_properties(frame, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE)) return NULL;
+  Entry* entry = called_entry(frame, &error);
+  if (!entry || entry->blocks <= 0) return error;
+  LaunchKernel launch = atomic_load(&launch_kernel);
+  if (!launch) return make_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, "hlofuse: no CUDA driver");
+  XLA_FFI_Stream_Get_Args stream = {.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE, .ctx = frame->ctx};
+  if ((error = frame->api->XLA_FFI_Stream_Get(&stream))) return error;
+
+  int64_t operands = frame->args.size, count = operands + frame->rets.size;
+  void* on_stack[2 * STACK_BUFFERS];
+  void** values = count < STACK_BUFFERS ? on_stack : malloc(2 * (size_t)(count + 1) * sizeof *values);
+  if (!values) return make_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hlofuse: no memory for a call");
+  void** parameters = values + count + 1;
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] = ((XLA_FFI_Buffer*)(i < operands ? frame->args.args[i] : frame->rets.rets[i - operands]))->data;
+    parameters[i] = &values[i];
+  }
+  values[count] = NULL; /* no counters */
+  parameters[count] = &values[count];
+  const char* what = "zeroing the counters";
+  int code = entry->counters
+                 ? atomic_load(&fill_words)((uintptr_t)values[count - 1], 0, (size_t)entry->counters, stream.stream)
+                 : 0;
+  if (!code) {
+    what = "the launch";
+    code = launch((void*)atomic_load(&entry->kernel), (unsigned)entry->blocks, 1, 1, (unsigned)entry->grain, 1, 1,
+                  (unsigned)entry->shared, stream.stream, parameters, NULL);
+  }
+  if (values != on_stack) free(values);
+  return code ? driver_error(frame, what, code) : NULL;
 }

@@ -1,4 +1,5 @@
-"""Calls of HOST kernels from inside XLA:CPU programs, through the FFI handler in shim.c.
+"""Calls of kernels from inside XLA's programs, through the FFI handlers in shim.c: HOST kernels on XLA:CPU, and on
+XLA:GPU CUDA kernels, which xla_cuda.py loads.
 
 The handler is built once per machine, and registered once per process under a name that holds its content, so that a
 program from JAX's compilation cache meets the handler it was compiled for or none.
@@ -42,7 +43,10 @@ class _Shim:
 
 
 _lock = threading.RLock()
-_loaded: _Shim | ShimError | None = None
+_libraries: list[ctypes.CDLL] = []
+_loaded: dict[str, _Shim | ShimError] = {}    # by JAX's name of the platform
+_PLATFORMS = {"cpu": ("cpu", {"execute": "hlofuse_call"}),
+              "cuda": ("CUDA", {"initialize": "hlofuse_cuda_initialize", "execute": "hlofuse_cuda_call"})}  # fmt: skip
 
 
 def _after_fork() -> None:
@@ -53,28 +57,29 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def shim_available() -> str | None:
-    """None where HOST kernels can be called from XLA:CPU, else the reason why not. Builds and registers the shim."""
+def shim_available(platform: str = "cpu") -> str | None:
+    """None where kernels can be called from XLA's programs, else the reason why not. Builds and registers the shim."""
     try:
-        _shim()
+        _shim(platform)
     except ShimError as error:
         return str(error)
     return None
 
 
-def register_kernel(key: int, address: int, blocks: int, grain: int, counters: int) -> None:
+def register_kernel(key: int, address: int, blocks: int, grain: int, counters: int, shared: int = 0) -> None:
     """Let calls with `key` (64 bits, of the kernel's content and launch) run the function at `address`.
 
     A call computes blocks 0 … `blocks` - 1, `grain` of them per task of XLA's pool, with `counters` zeroed unsigned
-    ints. To register the same again does nothing; the same key with another launch is a ValueError.
+    ints. On CUDA `address` is a CUkernel, `grain` the threads of a block, and `shared` the bytes of shared memory that
+    a launch asks for. To register the same again does nothing; the same key with another launch is a ValueError.
     """
     if not 0 <= key < _KEY_LIMIT:
         raise ValueError(f"a kernel's key has 64 bits, got {key}")
     if address == 0 or blocks < 0 or grain < 1 or counters < 0:
         raise ValueError(f"not a launch: address {address}, {blocks} blocks, grain {grain}, {counters} counters")
-    shim = _shim()
+    library = shim_library()
     with _lock:
-        status = shim.library.hlofuse_register_kernel(key, address, blocks, grain, counters)
+        status = library.hlofuse_register_kernel(key, address, blocks, grain, counters, shared)
     if status == 1:
         raise ValueError(f"kernel {key:016x} is registered with another number of blocks, grain or counters")
     if status != 0:
@@ -87,15 +92,17 @@ def call_kernel(
     key: int,
     aliases: Mapping[int, int] | None = None,
     name: str = "",
+    platform: str = "cpu",
 ) -> list[Any]:
     """As `jax.ffi.ffi_call`, but of a registered kernel; to be used while JAX traces or lowers.
 
-    The kernel's buffers are the operands, then the results, all row-major. `aliases` maps an operand's position to the
+    The kernel's buffers are the operands, then the results, all row-major; on CUDA the last result is its counters, if
+    it has any. `aliases` maps an operand's position to the
     result that takes its memory: name only operands that are donated. `name` is what error messages call the kernel.
     Results have strong types.
     """
     call = jax.ffi.ffi_call(
-        _shim().target,
+        _shim(platform).target,
         list(result_avals),
         has_side_effect=False,
         input_output_aliases=dict(aliases or {}),
@@ -104,34 +111,47 @@ def call_kernel(
     return list(call(*operands, key=np.int64(signed_key), name=name))
 
 
-def _shim() -> _Shim:
-    global _loaded
-    if _loaded is None:
+def shim_library() -> ctypes.CDLL:
+    """The loaded shim; a ShimError where it cannot be built."""
+    with _lock:
+        if not _libraries:
+            path = _build(_SOURCE.read_text(), default_cache())
+            try:
+                library = load_library(path)
+            except OSError as error:
+                raise ShimError(f"the built FFI shim could not be loaded: {error}") from error
+            library.hlofuse_register_kernel.argtypes = (ctypes.c_uint64, ctypes.c_void_p, *(ctypes.c_int64,) * 4)
+            library.hlofuse_register_kernel.restype = ctypes.c_int
+            library.hlofuse_use_driver.argtypes = (ctypes.c_void_p,) * 3
+            library.hlofuse_use_driver.restype = None
+            _libraries.append(library)
+        return _libraries[0]
+
+
+def _shim(platform: str) -> _Shim:
+    if platform not in _loaded:
         with _lock:
-            if _loaded is None:
+            if platform not in _loaded:
                 try:
-                    _loaded = _load(default_cache())
+                    _loaded[platform] = _register(platform)
                 except ShimError as error:
-                    _loaded = error
-    if isinstance(_loaded, ShimError):
-        raise ShimError(str(_loaded))
-    return _loaded
+                    _loaded[platform] = error
+    found = _loaded[platform]
+    if isinstance(found, ShimError):
+        raise ShimError(str(found))
+    return found
 
 
-def _load(cache: KernelCache) -> _Shim:
-    source = _SOURCE.read_text()
-    path = _build(source, cache)
+def _register(platform: str) -> _Shim:
+    library = shim_library()
+    name, handlers = _PLATFORMS[platform]
+    target = f"hlofuse_{platform}_v1_{digest(_SOURCE.read_text())[:16]}"
+    capsules = {stage: jax.ffi.pycapsule(getattr(library, function)) for stage, function in handlers.items()}
     try:
-        library = load_library(path)
-    except OSError as error:
-        raise ShimError(f"the built FFI shim could not be loaded: {error}") from error
-    library.hlofuse_register_kernel.argtypes = (ctypes.c_uint64, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
-    library.hlofuse_register_kernel.restype = ctypes.c_int
-    target = f"hlofuse_cpu_v1_{digest(source)[:16]}"
-    try:
-        # A handler that is refused before the CPU backend exists would take the whole backend down with it.
-        jax.devices("cpu")
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library.hlofuse_call), platform="cpu")
+        if platform == "cpu":
+            # A handler that is refused before the CPU backend exists would take the whole backend down with it.
+            jax.devices("cpu")
+        jax.ffi.register_ffi_target(target, capsules, platform=name)
     except Exception as error:  # whatever JAX raises: without the shim everything still runs
         raise ShimError(f"JAX did not take the FFI handler: {error}") from error
     return _Shim(library, target)

@@ -36,7 +36,7 @@ from hlofuse.runtime.host_compiler import (
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.shim import ShimError
 from hlofuse.runtime.unit_builder import BuildFailure, CompileError, digest
-from hlofuse.runtime.xla_runtime import BuiltKernel, Executable, complain
+from hlofuse.runtime.xla_runtime import Executable, KernelCall, XlaKernel, complain
 
 # Signed indices wrap, as on the GPU, so that an overflow is seen as what it is: an access far outside.
 SIMT_FLAGS = ("-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti",
@@ -185,11 +185,14 @@ def _register(kernel: SimtKernel) -> int:
     return key
 
 
-def _call(result_avals: Sequence[Any], operands: Sequence[Any], key: int, aliases: Mapping[int, int] | None = None,
-          name: str = "") -> list[Any]:
-    """As `shim.call_kernel`. Nothing is aliased: what a kernel reads after it wrote must not look right by luck."""
-    call = jax.ffi.ffi_call(_target(), list(result_avals), has_side_effect=False)
-    return list(call(*operands, key=np.uint64(key).astype(np.int64), name=name))
+def _call(key: int, name: str) -> KernelCall:
+    """As `xla_runtime.shim_call`, but nothing is aliased: a read after a write must not look right by luck."""
+
+    def call(result_avals: Sequence[Any], operands: Sequence[Any], aliases: Mapping[int, int]) -> list[Any]:
+        target = jax.ffi.ffi_call(_target(), list(result_avals), has_side_effect=False)
+        return list(target(*operands, key=np.uint64(key).astype(np.int64), name=name))
+
+    return call
 
 
 def simt_texts(compilation: Any, dialect: Dialect = SIMT) -> dict[Instruction, KernelText]:
@@ -212,7 +215,7 @@ def build_simt_executable(compilation: Any, platform: str, dialect: Dialect = SI
         complain("simt", f"{len(texts)} kernel(s) run as plain JAX: {error}")
         return Executable(compilation, {}, dict.fromkeys(texts, str(error)))
     kernels = build_simt_kernels(list(texts.values()))
-    built: dict[Instruction, BuiltKernel] = {}
+    built: dict[Instruction, XlaKernel] = {}
     problems: dict[Instruction, str] = {}
     for instruction, text in texts.items():
         kernel = kernels[text.symbol]
@@ -220,5 +223,5 @@ def build_simt_executable(compilation: Any, platform: str, dialect: Dialect = SI
             complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {kernel.message}")
             problems[instruction] = kernel.message
         else:
-            built[instruction] = BuiltKernel(text, _register(kernel), _call)
+            built[instruction] = XlaKernel(text, _call(_register(kernel), text.symbol))
     return Executable(compilation, built, problems)

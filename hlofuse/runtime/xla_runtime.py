@@ -33,14 +33,22 @@ _LAYOUT_OPCODES = frozenset({"parameter", "transpose", "reshape", "bitcast", "co
 _LIBRARY_CALLS = frozenset({"dot", "convolution"})
 _warned: set[str] = set()
 
+KernelCall = Callable[[Sequence[Any], Sequence[Any], Mapping[int, int]], Sequence[Any]]
+
 
 @dataclass(frozen=True)
-class BuiltKernel:
-    """A loaded kernel and how to call it."""
+class XlaKernel:
+    """A loaded kernel and how to call it while JAX traces: `call(avals, operands, aliases)`. `extra`: arrays that a
+    call takes behind its scratch arrays."""
 
     text: KernelText
-    key: int
-    call: Callable[..., list[Any]] = call_kernel
+    call: KernelCall
+    extra: tuple[Shape, ...] = ()
+
+
+def shim_call(key: int, name: str, platform: str) -> KernelCall:
+    """Of a registered kernel."""
+    return lambda avals, operands, aliases: call_kernel(avals, operands, key, aliases, name, platform)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class KernelInfo:
 class Executable:
     """A compiled program. Call it with flat operands while JAX traces; it returns the flat results."""
 
-    def __init__(self, compilation: Any, built: Mapping[Instruction, BuiltKernel],
+    def __init__(self, compilation: Any, built: Mapping[Instruction, XlaKernel],
                  problems: Mapping[Instruction, str]) -> None:
         self.compilation = compilation
         self.built = built
@@ -88,17 +96,22 @@ class Executable:
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
-        found = []
-        for c in self.compilation.clusters:
-            if c.segments:
-                code = c.kernel
-                found.append(KernelInfo(c.name, c.form, code.sources, code.launch, code.registers, code.shared_bytes,
-                                        self.problems.get(c.instruction)))
-        return tuple(found)
+        return kernel_infos(self.compilation, self.problems)
 
     def explain(self) -> str:
         problems = [f"{i.name} runs through JAX: {problem}" for i, problem in self.problems.items()]
         return "\n".join([*problems, self.compilation.explain()])
+
+
+def kernel_infos(compilation: Any, problems: Mapping[Instruction, str]) -> tuple[KernelInfo, ...]:
+    """Of every cluster of a compilation that is a kernel; `problems` are those of kernels that are not called."""
+    found = []
+    for c in compilation.clusters:
+        if c.segments:
+            code = c.kernel
+            found.append(KernelInfo(c.name, c.form, code.sources, code.launch, code.registers, code.shared_bytes,
+                                    problems.get(c.instruction)))
+    return tuple(found)
 
 
 def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
@@ -109,17 +122,17 @@ def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
     return last
 
 
-def _call(i: Instruction, kernel: BuiltKernel, inputs: Sequence[Any], free: set[Instruction],
+def _call(i: Instruction, kernel: XlaKernel, inputs: Sequence[Any], free: set[Instruction],
           last_read: dict[Instruction, Instruction]) -> Any:
     """One custom call; donated operands that the kernel reads last give their memory to a result."""
-    results = [(s.dims, s.dtype) for s in (*i.result_shapes, *kernel.text.scratch)]
+    results = [(s.dims, s.dtype) for s in (*i.result_shapes, *kernel.text.scratch, *kernel.extra)]
     avals = result_types(inputs, results)
     aliases: dict[int, int] = {}
     for operand, result in kernel.text.aliases.items():
         source = i.operands[operand]
         if source in free and last_read[source] is i and result not in aliases.values():
             aliases[operand] = result
-    outputs = kernel.call(avals, inputs, kernel.key, aliases, kernel.text.symbol)[:len(i.result_shapes)]
+    outputs = kernel.call(avals, inputs, aliases)[:len(i.result_shapes)]
     return outputs[0] if isinstance(i.shape, Shape) else tuple(outputs)
 
 
@@ -140,7 +153,15 @@ def prepare_toolchain() -> threading.Thread:
 
 
 def build_executable(compilation: Any, platform: str) -> Executable:
-    """Builds and loads the kernels of a compilation for this machine's CPU."""
+    """Builds and loads the kernels of a compilation for JAX's `platform`, "cpu" or "cuda"."""
+    if platform == "cuda":
+        from hlofuse.runtime.xla_cuda import build_cuda_executable
+
+        return build_cuda_executable(compilation)
+    return _build_host_executable(compilation)
+
+
+def _build_host_executable(compilation: Any) -> Executable:
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
     for c in compilation.clusters:
@@ -154,7 +175,7 @@ def build_executable(compilation: Any, platform: str) -> Executable:
             problems[c.instruction] = f"XLA lays out the data of {library_call.opcode} itself, without a copy"
         else:
             texts[c.instruction] = text
-    if platform != "cpu" or not texts:
+    if not texts:
         return Executable(compilation, {}, problems)
     prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
@@ -163,7 +184,7 @@ def build_executable(compilation: Any, platform: str) -> Executable:
         return Executable(compilation, {}, problems | dict.fromkeys(texts, reason))
     sources = [HostSource(t.symbol, t.code) for t in texts.values()]
     loaded = build_host_kernels(sources, HOST.prelude, default_cache())
-    built: dict[Instruction, BuiltKernel] = {}
+    built: dict[Instruction, XlaKernel] = {}
     for instruction, text in texts.items():
         kernel = loaded[text.symbol]
         if not isinstance(kernel, LoadedKernel):
@@ -173,7 +194,7 @@ def build_executable(compilation: Any, platform: str) -> Executable:
         key = int(text.digest[:16], 16)
         grain = max(1, TASK_WORK // text.work, text.blocks // MAX_TASKS)
         register_kernel(key, kernel.address, text.blocks, grain, text.counters)
-        built[instruction] = BuiltKernel(text, key)
+        built[instruction] = XlaKernel(text, shim_call(key, text.symbol, "cpu"))
     return Executable(compilation, built, problems)
 
 
@@ -188,6 +209,7 @@ def _laid_out_for(cluster: Instruction, entry: Computation) -> Instruction | Non
 
 
 def complain(key: str, message: str) -> None:
+    """One warning per `key` and process; an error in strict mode."""
     if is_strict():
         raise HlofuseError(message)
     if key not in _warned:
