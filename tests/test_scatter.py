@@ -189,6 +189,14 @@ def test_a_few_rows_of_a_large_array_are_left_to_xla():
         assert f"is left to XLA: {reason}" in compilation.explain()
 
 
+def test_names_of_a_program_are_not_those_of_a_kernel():
+    def f(read, row_of, fold, chunk, update, target, rows):
+        return read.at[row_of].add(fold * chunk + update), rows.at[row_of].set(fold) * target
+
+    check(f, X, IDS, U, np.float32(2), U, np.float32(3), X + 1, exact=False)
+    assert forms(f, X, IDS, U, np.float32(2), U, np.float32(3), X + 1) == ["scatter"]
+
+
 def test_a_donated_array_is_changed_in_its_place():
     def f(x, i, u):
         return x.at[i].add(u)
