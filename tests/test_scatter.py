@@ -182,8 +182,19 @@ def test_segment_mean_is_one_launch_with_little_more_traffic_than_its_operands()
 
 
 def test_a_few_rows_of_a_large_array_are_left_to_xla():
-    compilation = compile_function(lambda x, i, u: (x * 2).at[i].add(u), array(1000, 64), ids(10), array(10, 64))
-    assert "left to XLA: 2560 bytes of updates change an array of 256000 in its place" in compilation.explain()
+    reason = "2560 bytes of updates change an array of 256000 in its place"
+    for f in (lambda x, i, u: (x * 2).at[i].add(u), lambda x, i, u: jax.ops.segment_sum(u, i, 1000) + x.at[i].add(u)):
+        compilation = compile_function(f, array(1000, 64), ids(10), array(10, 64))
+        assert f"left to XLA, {reason}" in compilation.explain()
+        assert f"is left to XLA: {reason}" in compilation.explain()
+
+
+def test_names_of_a_program_are_not_those_of_a_kernel():
+    def f(read, row_of, fold, chunk, update, target, rows):
+        return read.at[row_of].add(fold * chunk + update), rows.at[row_of].set(fold) * target
+
+    check(f, X, IDS, U, np.float32(2), U, np.float32(3), X + 1, exact=False)
+    assert forms(f, X, IDS, U, np.float32(2), U, np.float32(3), X + 1) == ["scatter"]
 
 
 def test_a_donated_array_is_changed_in_its_place():

@@ -25,8 +25,8 @@ from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import identity_of
 from hlofuse.hlo.shape import Shape
 
-FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "counters", "filled", "slot", "steps",
-               "threadIdx")     # not for a user's array
+FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "chunk", "column0", "counters", "filled", "fold", "fold_row",
+               "read", "read_value", "row0", "row_of", "slot", "steps", "threadIdx")     # not for a user's array
 MAX_INT_INDEX = 2**31 - 2**21    # the last chunk of a split ends up to (1024 chunks of 1024 elements) behind the array
 MAX_VARIANTS = 16         # how many copies of a loop the cuts of pad and concatenate may make
 

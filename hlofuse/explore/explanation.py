@@ -22,6 +22,9 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
     kernel_names = instruction_names(fused.computation)
     for cluster in clusters:
         lines.extend(_cluster(kernel_names[cluster.instruction], cluster, device))
+    if fused.graph.left:
+        lines.extend(f"{names[i]}: left to XLA, {reason}" for i, reason in fused.graph.left.items())
+        lines.append("")
     lines.append("producer -> consumer: what became of the edge")
     lines.extend(f"  {names[_instruction(fused, d.producer)]} -> {names[_instruction(fused, d.consumer)]}: "
                  f"{_decision(fused, d, names)}" for d in explain_edges(fused.coloring))

@@ -33,7 +33,7 @@ from hlofuse.fusion.plan import (
 )
 from hlofuse.fusion.registers import quick_registers
 from hlofuse.fusion.scatter import Scatter, scatter_of
-from hlofuse.fusion.scatter_cost import check_scattering, scatter_shape, widest_scatter
+from hlofuse.fusion.scatter_cost import check_scattering, scatter_shape, scattered_domain
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
@@ -265,7 +265,7 @@ class KernelCosts:
                 raise Refusal("producer-consumer", "{} would share a kernel with a scatter",
                               self.graph.vertices[v].instruction)
             scatters = check_scattering(order, self._scatters, self.operands, self._large)
-            domain, reduced = self._scattered_domain(scatters)
+            domain, reduced = scattered_domain(scatters, self.graph.axes)
         else:
             scheduled, domain, reduced = self._domain(sorted(self._large & chosen), sorted(self._small & chosen), outs,
                                                        sorted(self._scans.keys() & chosen))
@@ -279,13 +279,6 @@ class KernelCosts:
                 raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
         sites = self._sites(order, outs, scheduled, domain)
         return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites, scatters)
-
-    def _scattered_domain(self, scatters: Sequence[Scatter]) -> tuple[int, int]:
-        """The axes of what scatters write, and those of them that are columns, as the plan sees them."""
-        axes, main = self.graph.axes, widest_scatter(scatters)
-        whole = axes.mask(main)
-        s = next(s for s in scatters if s.instruction is main)
-        return whole, sum(1 << a for d in s.columns for a in axes.dims(main)[d])
 
     def _domain(self, large: Sequence[int], small: Sequence[int],
                 outs: Sequence[int], scans: Sequence[int]) -> tuple[list[int], int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hlofuse.codegen.dialect import DIALECTS
 from hlofuse.codegen.scatter_sizing import Tiling, tile_scatters
+from hlofuse.fusion.axes import Axes
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.plan import Refusal
 from hlofuse.fusion.scatter import Scatter, check_scatters, scatter_of, widest
@@ -57,8 +58,11 @@ def check_scattering(order: Sequence[int], scatters: dict[int, Scatter], operand
     return found
 
 
-def widest_scatter(scatters: Sequence[Scatter]) -> Instruction:
-    return widest(scatters).instruction
+def scattered_domain(scatters: Sequence[Scatter], axes: Axes) -> tuple[int, int]:
+    """The axes of what scatters write, and those of them that are columns, as the plan sees them."""
+    main = widest(scatters)
+    columns = {a for d in main.columns for a in axes.dims(main.instruction)[d]}
+    return axes.mask(main.instruction), sum(1 << a for a in columns)
 
 
 def scatters_for_xla(computation: Computation, device: DeviceSpec) -> dict[Instruction, str]:
