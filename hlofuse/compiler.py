@@ -21,7 +21,7 @@ from hlofuse.explore.launch_count import LaunchCount, count_launches
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.frontend.trace import trace_function
 from hlofuse.fusion.coloring import collector_paused
-from hlofuse.fusion.cost_model import CostEstimate
+from hlofuse.fusion.cost_estimate import CostEstimate
 from hlofuse.fusion.devices import DeviceSpec, find_device
 from hlofuse.fusion.fuse import Fused, deep_recursion, fuse_computation
 from hlofuse.fusion.plan import Segment

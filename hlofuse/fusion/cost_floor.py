@@ -29,19 +29,17 @@ class KernelFloors:
         them that writes `outputs` and reads `reads`; None where none has a plan."""
         costs = self._costs
         order, outs = sorted(members), list(outputs)
-        if costs._scatters:    # whose domain is that of what they write
-            return self._time(0.0, sum(costs._bytes[v] for v in outs))
-        large, small = sorted(costs._large.intersection(order)), sorted(costs._small.intersection(order))
-        scans = sorted(costs._scans.keys() & set(order))
+        large, small = (sorted(kind.intersection(order)) for kind in (costs._large, costs._small))
+        least = self._time(0.0, sum(costs._bytes[v] for v in outs))
+        if any(v < order[0] or v in order for v in (*costs._scatters, *costs._scans)):
+            return least   # a scatter or scan that is there or may join decides the domain
         try:
-            scheduled, domain, reduced = costs._domain(large, small, outs, scans)
+            scheduled, domain, reduced = costs._domain(large, small, outs, ())
             if any(costs._mask[v] not in (domain, domain & ~reduced) for v in outs):
-                return None
+                raise Refusal("shape", "a result covers other axes than the kernel")
             sites = costs._sites(order, outs, scheduled, domain)
         except Refusal:
-            if large or scans or not self._reduction_may_help(order[0], outs):
-                return None
-            return self._time(0.0, sum(costs._bytes[v] for v in outs))
+            return None if large or not (small or self._reduction_may_help(order[0], outs)) else least
         inside, rows = set(order), set(scheduled)
         work = dict.fromkeys(costs._rates, 0.0)
         for v in order:
@@ -75,10 +73,7 @@ class KernelFloors:
     def _reduction_may_help(self, before: int, outs: list[int]) -> bool:
         """Whether some reduction that may yet join has a domain that the results fit."""
         masks = {self._costs._mask[v] for v in outs}
-        costs = self._costs
-        domains = [(v, r.domain, r.reduced) for v, r in costs._rows.items()]
-        domains += [(v, costs._mask[v], reduced) for v, reduced in costs._scans.items()]
-        return any(v < before and masks <= {domain, domain & ~reduced} for v, domain, reduced in domains)
+        return any(v < before and masks <= {r.domain, r.domain & ~r.reduced} for v, r in self._costs._rows.items())
 
     def _mandatory_traffic(self) -> list[float]:
         """By position, the µs of what vertices before it must yet write, and of what only they read from memory."""
@@ -91,7 +86,7 @@ class KernelFloors:
                 continue
             if costs.is_output[v] or not costs.users[v]:
                 at[v + 1] += costs._bytes[v]
-            for source, _, often in costs._edges[v]:
+            for source, _, often in costs._edges[v] if v not in costs._scatters else ():
                 if source >= n or costs.is_fixed[source]:
                     moved = min(costs._bytes[source], (often or needs[v]) * costs._itemsize[source])
                     read[source] = (v, max(read.get(source, (0, 0))[1], moved))
@@ -108,6 +103,6 @@ class KernelFloors:
         for v in reversed(range(costs.num_vertices)):
             if costs.is_output[v] or not costs.users[v] or any(costs.is_fixed[u] for u in costs.users[v]):
                 continue
-            needs[v] = min([needs[v], *(often or needs[u] for u in costs.users[v]
+            needs[v] = min([needs[v], *(0 if u in costs._scatters else often or needs[u] for u in costs.users[v]
                                         for source, _, often in costs._edges[u] if source == v)])
         return needs

@@ -8,10 +8,11 @@ that names the rule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.fusion.devices import DeviceSpec
@@ -44,38 +45,7 @@ MAX_STATEMENTS = 3000
 MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
 OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
-UNITS = ("fp", "int", "special", "div", "f64")
 DOUBLE_STEPS = {"special": 20, "div": 8}   # there is no unit for these in double precision: polynomials and iterations
-
-
-@dataclass
-class CostEstimate:
-    """Times in µs, bytes of memory traffic, operations by unit."""
-
-    time_us: float
-    launch_us: float
-    compute_us: float
-    memory_us: float
-    bytes: int
-    flops: float
-    registers: int
-    partial_bytes: int = 0
-    work: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def packed(cls, parts: Sequence[CostEstimate]) -> CostEstimate:
-        """The cost of one launch that runs several kernels side by side."""
-        work = {unit: sum(p.work.get(unit, 0.0) for p in parts) for unit in UNITS}
-        time = sum(p.time_us - p.launch_us for p in parts)
-        launch = max(p.launch_us for p in parts)
-        return cls(time + launch, launch, sum(p.compute_us for p in parts), sum(p.memory_us for p in parts),
-                   sum(p.bytes for p in parts), sum(p.flops for p in parts), max(p.registers for p in parts),
-                   sum(p.partial_bytes for p in parts), work)
-
-    @property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.flops / self.bytes if self.bytes else 0.0
 
 
 class _Edge(NamedTuple):

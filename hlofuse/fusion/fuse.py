@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from hlofuse.errors import HlofuseWarning
 from hlofuse.fusion.coloring import collector_paused, color_graph
-from hlofuse.fusion.cost_model import CostEstimate, KernelCosts
+from hlofuse.fusion.cost_estimate import CostEstimate
+from hlofuse.fusion.cost_model import KernelCosts
 from hlofuse.fusion.cumulative import cumulatives_for_xla
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
