@@ -313,7 +313,8 @@ class Nest:
     @contextmanager
     def loop_axes(self, begin: str = "0", end: str | None = None, reductions: Sequence[Reduction] = (),
                   ) -> Iterator[str]:
-        """A loop over the axes of `Sizing.loop`, whose variable it gives. Where lanes are columns, `reductions` are those that it accumulates."""
+        """A loop over the axes of `Sizing.loop`, whose variable it gives. Where lanes are columns, `reductions`
+        are those that it accumulates."""
         z, t = self.sizing, self.index_type
         if z.loop_size == 1 and end is None:
             for a in z.loop:
