@@ -21,7 +21,7 @@ class Options:
     """How one function is optimized.
 
     fusion: who chooses the clusters: `coloring` (several searches, the cheapest wins), `greedy` (producer into
-      consumer, as TorchInductor), `none` (each instruction alone) or `exact` (exhaustive, for tiny programs).
+      consumer, as TorchInductor), `none` (each instruction alone) or `exact` (proven optimal, for small programs).
     device: name of the device whose cost model decides; `None` is the device that runs it, "simt" runs the CUDA
       kernels thread by thread on the CPU.
     """

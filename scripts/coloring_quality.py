@@ -2,8 +2,8 @@
 
     python scripts/coloring_quality.py [--graphs 100] [--vertices 8 10 12] [--scale 1000 2000 5000 10000]
 
-Random graphs with a cost of launch + bytes / bandwidth. Quality is measured without
-packing, of which exact knows nothing.
+Random graphs with a cost of launch + bytes / bandwidth, and the catalog's programs where exact proves an optimum.
+Quality is measured without packing, of which exact knows nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from catalog import CATALOG  # noqa: E402
 from random_fusion import random_problem  # noqa: E402
 
+from hlofuse.compiler import compile_function  # noqa: E402
 from hlofuse.fusion.coloring import color_graph  # noqa: E402
+from hlofuse.fusion.exact import TooLargeError  # noqa: E402
 
 
 def summary(ratios: list[float]) -> str:
@@ -35,15 +39,45 @@ def print_quality(graphs: int, sizes: list[int]) -> None:
         for clonable in (0.0, 0.4):
             ratios: dict[str, list[float]] = {"coloring": [], "greedy": [], "none": []}
             over: set[str] = set()
+            beyond = 0
             for seed in range(graphs):
                 problem = random_problem(seed, n, clonable=clonable, packing=False)
-                exact = color_graph(problem, "exact")
+                try:
+                    exact = color_graph(problem, "exact")
+                except TooLargeError:
+                    beyond += 1
+                    continue
                 over.add(exact.statistics.optimal_over)
                 for method, found in ratios.items():
                     found.append(color_graph(problem, method).total_cost / exact.total_cost)
-            print(f"{n} vertices, {clonable:.0%} clonable, {graphs} graphs; exact over {' or '.join(sorted(over))}")
+            print(f"{n} vertices, {clonable:.0%} clonable, {graphs} graphs, {beyond} beyond exact; "
+                  f"optimal over {' or '.join(sorted(over))}")
             for method, found in ratios.items():
                 print(f"  {method:8s} / exact  {summary(found)}")
+
+
+def print_catalog(device: str) -> None:
+    ratios: dict[str, list[float]] = {"coloring": [], "greedy": [], "none": []}
+    beyond = []
+    for name, workload in CATALOG.items():
+        costs = compile_function(workload.fn, *workload.avals("full"), device=device).fusion.costs
+        if all(costs.is_fixed):
+            continue
+        start = time.process_time()
+        try:
+            exact = color_graph(costs, "exact")
+        except TooLargeError:
+            beyond.append(f"{name} ({costs.num_vertices})")
+            continue
+        seconds = time.process_time() - start
+        found = {method: color_graph(costs, method).total_cost / exact.total_cost for method in ratios}
+        for method, ratio in found.items():
+            ratios[method].append(ratio)
+        shown = "  ".join(f"{method} {ratio:.4f}" for method, ratio in found.items())
+        print(f"  {name:24} {costs.num_vertices:4} vertices {seconds:6.2f} s  {shown}")
+    print(f"{len(ratios['coloring'])} programs of the catalog on {device}; beyond exact: {', '.join(beyond) or 'none'}")
+    for method, found_ratios in ratios.items():
+        print(f"  {method:8s} / exact  {summary(found_ratios)}")
 
 
 def print_scaling(sizes: list[int]) -> None:
@@ -66,12 +100,13 @@ def print_scaling(sizes: list[int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Quality and speed of the coloring on random graphs.")
+    parser = argparse.ArgumentParser(description="Quality and speed of the coloring.")
     parser.add_argument("--graphs", type=int, default=100, help="graphs per row (default 100)")
     parser.add_argument("--vertices", type=int, nargs="*", default=[8, 10, 12], help="sizes compared with exact")
     parser.add_argument("--scale", type=int, nargs="*", default=[1000, 2000, 5000, 10000], help="sizes timed")
     options = parser.parse_args()
     print_quality(options.graphs, options.vertices)
+    print_catalog("h200")
     print_scaling(options.scale)
 
 

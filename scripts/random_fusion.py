@@ -28,6 +28,15 @@ class RandomProblem:
     bandwidth: float = 4.0
     cost_calls: int = field(default=0)
 
+    @property
+    def follows_user(self) -> list[bool]:
+        return [False] * self.num_vertices
+
+    @property
+    def may_conflict(self) -> list[bool]:
+        found = {v for pair in self.conflicts for v in pair}
+        return [v in found for v in range(self.num_vertices)]
+
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         self.cost_calls += 1
         if len(members) > self.max_members:
@@ -43,6 +52,23 @@ class RandomProblem:
         moved = sum([size[u] for u in read - members]) + sum([size[v] for v in outputs])
         moved += sum([self.input_size[p] for p in parameters])
         return self.launch_cost + max(moved / self.bandwidth, work)
+
+    def kernel_floor(
+        self, members: frozenset[int], outputs: frozenset[int], reads: frozenset[int]
+    ) -> tuple[float, float] | None:
+        if len(members) > self.max_members:
+            return None
+        parameters = {p for v in members for p in self.inputs[v]}
+        moved = sum([self.size[v] for v in (*reads, *outputs)]) + sum([self.input_size[p] for p in parameters])
+        memory, work = moved / self.bandwidth, sum([self.work[v] for v in members])
+        return self.launch_cost + max(memory, work), max(0.0, work - memory)
+
+    def remaining_floor(self, position: int, slack: float) -> float:
+        later = {p for v in range(position, self.num_vertices) for p in self.inputs[v]}
+        mine = [v for v in range(position) if not self.is_fixed[v]]
+        moved = sum([self.size[v] for v in mine if self.is_output[v]])
+        moved += sum([self.input_size[p] for p in {p for v in mine for p in self.inputs[v]} - later])
+        return max(0.0, moved / self.bandwidth - slack)
 
     def conflict(self, u: int, v: int) -> bool:
         return (min(u, v), max(u, v)) in self.conflicts

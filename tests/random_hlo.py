@@ -225,6 +225,18 @@ def scattered(values: list[Instruction], draws: Draws) -> Instruction | None:
                 to_apply=combiner(draws.pick(("add", "maximum")), "f32"))
 
 
+def scattered_rows(values: list[Instruction], draws: Draws) -> Instruction | None:
+    """Two rows combined with those that two indices name, which may be one, or none."""
+    pool = [v for v in values if v.shape == Shape("f32", (2, 3))]
+    first, second = (reshape(_index(values, draws), (1,)) for _ in range(2))
+    if first.element_type != second.element_type:
+        return None
+    rows = make("concatenate", first, second, dimensions=(0,))
+    return make("scatter", draws.pick(pool), rows, draws.pick(pool), shape=Shape("f32", (2, 3)),
+                update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,),
+                index_vector_dim=1, to_apply=combiner(draws.pick(("add", "maximum", "multiply", "subtract")), "f32"))
+
+
 def barred(values: list[Instruction], draws: Draws) -> Instruction:
     packed = tuple_of([_some(values, draws, ("f32",)), _some(values, draws, NUMBERS)])
     return make("get-tuple-element", make("opt-barrier", packed, shape=packed.shape), index=draws.pick((0, 1)))
@@ -240,6 +252,7 @@ def called(values: list[Instruction], draws: Draws) -> Instruction:
 STEPS: tuple[Grow, ...] = (
     binary, unary, binary_with_constant, binary_with_constant, spread, spread, reshaped, transposed, compare, select,
     reduced, sliced, convert, padded, concatenated, power, clamp, counted, dynamically_sliced, updated, scattered,
+    scattered_rows,
     barred, reversed_, called)
 
 

@@ -215,6 +215,21 @@ def scatter(g: Generator) -> None:
     g.step(f"{{}}.at[{{}}].{method}", [v, index], like(v, v.bound * often + extra, v.error * often, min(v.grain, 1.0)))
 
 
+def segments(g: Generator) -> None:
+    """The rows of a value folded by segment into an array of zeros."""
+    v, c = g.value("fi", rank=1), g.choose
+    if v is None or not v.size:
+        return
+    n, count = v.shape[0], c.number(1, 40)
+    index = _indices(g, count, (n,))
+    shape = (count, *v.shape[1:])
+    error = v.error * n + (0 if v.exact else n * EPSILON.get(v.dtype, 0) * v.bound)
+    method = c.pick(("add", "set") if g.specials else ("add", "add", "set", "max", "min"))
+    text = f"jnp.zeros({shape}, {{}}.dtype).at[{{}}].{method}({{}})"
+    bound, wrong = (v.bound * n, error) if method == "add" else (v.bound, v.error)
+    g.step(text, [v, index, v], like(v, bound if v.kind == "f" else math.inf, wrong))
+
+
 def reduction(g: Generator) -> None:
     v, c = g.value(rank=1), g.choose
     if v is None:
@@ -414,6 +429,7 @@ STEPS: tuple[Callable[[Generator], None], ...] = (
     dynamic,
     dynamic,
     scatter,
+    segments,
     reduction,
     reduction,
     reduction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
@@ -14,7 +15,7 @@ from random_fusion import RandomProblem, random_problem
 
 from hlofuse.fusion.coloring import METHODS, MIN_GAIN, color_graph
 from hlofuse.fusion.edge_decisions import explain_edges
-from hlofuse.fusion.exact import MAX_VERTICES, TooLargeError
+from hlofuse.fusion.exact import TooLargeError, color_exactly
 from hlofuse.fusion.moves import MOVES
 from hlofuse.fusion.partition import Coloring
 from hlofuse.fusion.problem import CostMemo
@@ -122,6 +123,74 @@ def test_exact_agrees_with_trying_all_partitions(n: int) -> None:
     for seed in range(6):
         problem = random_problem(seed, n, clonable=0.0, conflict=0.2)
         assert color_graph(problem, "exact").total_cost == pytest.approx(cheapest_partition(problem))
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_exact_agrees_with_trying_all_clones(n: int) -> None:
+    for seed in range(8):
+        problem = random_problem(seed, n, clonable=0.6, conflict=0.4)
+        assert color_graph(problem, "exact").total_cost == pytest.approx(cheapest_cover(problem))
+
+
+def cheapest_cover(problem: RandomProblem) -> float:
+    """Every set of kernels, every owner of what is written."""
+    n = problem.num_vertices
+    sets = [frozenset(v for v in range(n) if mask >> v & 1) for mask in range(1, 1 << n)]
+    legal = [s for s in sets if not any(problem.conflict(u, v) for u in s for v in s)
+             and (len(s) == 1 or not any(problem.is_fixed[v] for v in s))]
+    best = color_graph(problem, "none").total_cost
+
+    def cover(missing: frozenset[int], chosen: list[frozenset[int]]) -> None:
+        nonlocal best
+        if len(chosen) * problem.launch_cost >= best or len(chosen) > problem.num_vertices:
+            return  # as many kernels as vertices leave nothing to gain from one more
+        if not missing:
+            judge(chosen)
+        start = legal.index(chosen[-1]) if chosen else 0
+        for kernel in legal[start:]:
+            if all(problem.is_clonable[v] or not any(v in k for k in chosen) for v in kernel):
+                cover(missing - kernel, [*chosen, kernel])
+
+    def judge(kernels: list[frozenset[int]]) -> None:
+        nonlocal best
+        homes = [[k for k, members in enumerate(kernels) if v in members] for v in range(n)]
+        for owners in itertools.product(*homes):
+            try:
+                coloring = Coloring(CostMemo(problem), kernels, dict(enumerate(owners)))
+                coloring.validate()
+                check_by_running(problem, coloring)
+            except (AssertionError, ValueError):
+                continue
+            best = min(best, coloring.total_cost)
+
+    cover(frozenset(range(n)), [])
+    return best
+
+
+@pytest.mark.parametrize("clonable", [0.0, 0.4])
+def test_exact_proves_optima_beyond_fifteen_vertices(clonable: float) -> None:
+    for seed in (1, 3, 5):
+        problem = random_problem(seed, 16, clonable=clonable, packing=False)
+        exact = color_graph(problem, "exact")
+        check_by_running(problem, exact)
+        assert exact.total_cost <= color_graph(problem).total_cost + 1e-9
+
+
+@FEW
+@given(problem=problems(max_vertices=10), seed=st.integers(0, 10**6))
+def test_floors_are_below_the_cost_of_whatever_is_added(problem: RandomProblem, seed: int) -> None:
+    coloring = color_graph(problem)
+    start = random.Random(seed).randrange(problem.num_vertices + 1)
+    floors, slack = 0.0, 0.0
+    for kernel in coloring.kernels:
+        late = frozenset(v for v in kernel.members if v >= start)
+        outputs = kernel.outputs & late
+        if late and outputs:
+            reads = {u for v in late for u in problem.operands[v] if u >= start} - late
+            found = problem.kernel_floor(late, outputs, frozenset(reads))
+            assert found is not None
+            floors, slack = floors + found[0], slack + found[1]
+    assert floors + problem.remaining_floor(start, slack) <= coloring.total_cost + 1e-9
 
 
 def cheapest_partition(problem: RandomProblem) -> float:
@@ -331,8 +400,9 @@ def is_acyclic(links: set[tuple[int, int]]) -> bool:
 def test_bad_requests_are_refused_with_the_valid_choices() -> None:
     with pytest.raises(ValueError, match="valid methods: coloring, greedy, none, exact"):
         color_graph(chain(4.0), "colouring")
-    with pytest.raises(TooLargeError, match=f"at most {MAX_VERTICES} vertices, this graph has 20"):
-        color_graph(random_problem(0, 20), "exact")
+    memo = CostMemo(random_problem(0, 20))
+    with pytest.raises(TooLargeError, match="at most 1000 placements, and the 20 vertices of this graph take more"):
+        color_exactly(memo, Coloring(memo), max_work=1000)
 
 
 def test_an_empty_graph_has_no_kernels() -> None:
@@ -347,3 +417,23 @@ def test_statistics_tell_which_start_won() -> None:
     assert all(after <= before + 1e-9 for before, after in found.starts.values())
     assert found.evaluations > 0
     assert MIN_GAIN > 0
+
+
+def test_large_graphs_start_from_what_surely_belongs_together() -> None:
+    """A long chain is weighed a few times for each vertex, each time a kernel of bounded size."""
+    n = 2000
+    problem = chain(*[4.0] * n, max_members=400)
+    alone = color_graph(problem)
+    together = TogetherProblem(**vars(problem))
+    together.cost_calls = 0
+    coloring = color_graph(together)
+    coloring.validate()
+    check_by_running(together, coloring)
+    assert len(coloring.kernels) <= len(alone.kernels) + 1
+    assert together.cost_calls < n
+
+
+class TogetherProblem(RandomProblem):
+    @property
+    def follows_user(self) -> list[bool]:
+        return [len(users) == 1 for users in self.users]

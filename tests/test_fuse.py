@@ -35,14 +35,23 @@ def test_the_recursion_limit_stays_until_the_last_thread_leaves() -> None:
     assert sys.getrecursionlimit() == limit
 
 
-def test_exact_on_a_graph_too_large_for_it_becomes_coloring_with_a_warning() -> None:
+def test_exact_proves_a_long_chain_optimal() -> None:
     def chain(x):
         for k in range(20):
             x = jnp.tanh(x) * (k + 2.0)
         return x
 
-    with pytest.warns(HlofuseWarning, match="at most 14 vertices.*use fusion='coloring', which is taken instead"):
-        compilation = compile_function(chain, jax.ShapeDtypeStruct((64,), jnp.float32), options=Options("exact"))
+    compilation = compile_function(chain, jax.ShapeDtypeStruct((1 << 20,), jnp.float32), options=Options("exact"))
+    statistics = compilation.fusion.coloring.statistics
+    assert (statistics.method, statistics.optimal_over) == ("exact", "clones")
+    assert len(compilation.clusters) == 1
+
+
+def test_exact_on_a_graph_too_large_for_it_becomes_coloring_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hlofuse.fusion.exact.MAX_WORK", 5)
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    with pytest.warns(HlofuseWarning, match="at most 5 placements.*use fusion='coloring', which is taken instead"):
+        compilation = compile_function(lambda x: (jnp.tanh(x).sum(0), jnp.sin(x).sum(1)), x, options=Options("exact"))
     assert compilation.fusion.coloring.statistics.method == "coloring"
 
 

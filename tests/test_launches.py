@@ -17,17 +17,20 @@ XLA = json.loads((Path(__file__).parent / "xla_gpu.json").read_text())
 GROUPS = {"elementwise", "reduction", "broadcast", "layout", "indexing", "stencil", "simulation"}
 NAMES = [name for name, workload in CATALOG.items() if workload.group in GROUPS]
 
+PARTIALS = {"segment_mean": 0.1}      # what a scatter in a fixed order leaves between its blocks, of XLA's bytes
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_more_launches_and_bytes_than_xla(name):
     compilation = compile_function(CATALOG[name].fn, *CATALOG[name].avals("full"))
     ours, theirs = compilation.launches(), XLA[name]
     assert ours.total <= theirs["launches"], compilation.explain()
-    assert ours.bytes <= 1.001 * theirs["bytes"], compilation.explain()
+    assert ours.bytes <= (1.001 + PARTIALS.get(name, 0.0)) * theirs["bytes"], compilation.explain()
 
 
 ONE_LAUNCH = ["softmax", "layer_norm", "residual_rms_norm", "l2_norm", "adam_update", "rotary_embedding", "heat_step",
-              "kmeans_assign", "embedding_scale", "transpose_add_tanh", "normalize_images_nchw", "black_scholes"]
+              "kmeans_assign", "embedding_scale", "transpose_add_tanh", "normalize_images_nchw", "black_scholes",
+              "segment_mean"]
 
 
 @pytest.mark.parametrize("name", ONE_LAUNCH)

@@ -6,6 +6,7 @@ folds in fixed order. Every emitter returns the number of blocks.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from dataclasses import dataclass, replace
 
 from hlofuse.codegen.nest import Nest, Reduction
 from hlofuse.codegen.scalar_expr import c_type, storage_type
+from hlofuse.codegen.scan import Scan, scans_needed
+from hlofuse.codegen.scatter_form import write_scatter
 from hlofuse.codegen.sizing import has_branches, round_up
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Axis
@@ -147,7 +150,7 @@ def write_row(nest: Nest) -> int:
             if any(v.first <= p.level <= v.last for v in kept):
                 nest.kept_tiles(write)
             else:
-                nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+                nest.tiles("0", str(z.vector_size), (0, z.vector_size), write, p.reductions)
         for r in p.reductions:
             nest.publish(r, nest.finish_rows(r))
     nest.store_parallel()
@@ -225,11 +228,11 @@ def write_split_row(nest: Nest) -> int:
 
     if over_loop:
         with nest.loop_axes("begin", "end"):
-            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write)
+            nest.tiles("0", str(z.vector_size), (0, z.vector_size), write, reductions)
     else:
         for a in z.loop:
             nest.where[a.name] = constant(0)
-        nest.tiles("begin", "end", (0, z.vector_size), write)
+        nest.tiles("begin", "end", (0, z.vector_size), write, reductions)
     partials = []
     for r in reductions:
         late, r.late_init = r.late_init, []
@@ -301,20 +304,24 @@ def _publish_lanes(nest: Nest) -> None:
 def _column_pass(nest: Nest, reductions: list[Reduction], stores: list[int], begin: str, end: str | None) -> None:
     for r in reductions:
         nest.declare_lanes(r)
-    with nest.loop_axes(begin, end):
+    with nest.loop_axes(begin, end, reductions):
         with _each_lane(nest):
             _publish_lanes(nest)
             for r in reductions:
                 nest.accumulate(r)
             for k in stores:
                 nest.store(k)
+    _late_init(nest, reductions)
+    nest.finished.extend(reductions)
+
+
+def _late_init(nest: Nest, reductions: list[Reduction]) -> None:
     if any(r.late_init for r in reductions):
         with _each_lane(nest):
             for r in reductions:
                 for name, init in zip(r.names, r.late_init, strict=False):
                     nest.emit(f"{r.reducer}({name}[l], {init});")
                 r.late_init = []
-    nest.finished.extend(reductions)
 
 
 def write_short_row(nest: Nest) -> int:
@@ -373,6 +380,91 @@ def _turn_rows(nest: Nest) -> list[tuple[str, str, str]]:
     return found
 
 
+def write_scanned_row(nest: Nest) -> int:
+    """A block for each row, as `write_row`, but in step: the threads' runs are scanned together, and a carry goes from
+    one tile to the next. What is needed after a scan is computed in a loop over the lanes of its own."""
+    z, t = nest.sizing, nest.index_type
+    nest.begin_item()
+    nest.schedule_names()
+    for p in _passes(nest):
+        for r in p.reductions:
+            nest.declare_lanes(r)
+        scans = [Scan.of(nest, i) for i in scans_needed(nest, p.reductions, p.stores, p.level)]
+        for s in scans:
+            nest.emit(f"{s.c_type} {s.carry} = {s.start};")
+
+        def write(p: _Pass = p) -> None:
+            for r in p.reductions:
+                nest.accumulate(r)
+            for k in p.stores:
+                nest.store(k)
+
+        nest.place_lanes()
+        if nest.plan_reversed:
+            nest.turn_around(z.vector)
+        name = nest.lane_variable()
+        with nest.block(f"for_scan_tiles<THREADS, LANES>(({t}){z.vector_size}, "
+                        f"[&](const {t} {name}0, const int count) INLINE {{", footer="});"):
+            for s in scans:
+                nest.emit(f"{s.c_type} {s.name}[LANES];")
+                nest.emit(f"for (int l = 0; l < LANES; l++) {s.name}[l] = {s.start};")
+                nest.lane_loop(functools.partial(s.fill, nest))
+                nest.emit(f"scan_lanes<THREADS, LANES>({s.reducer}, {s.name}, {s.carry});")
+                nest.scanned[s.instruction] = f"{s.name}[l]"
+            nest.lane_loop(write)
+        nest.scanned.clear()
+        if z.threads > 32:
+            nest.shared_bytes += 32 * 8 * len(scans)
+        for r in p.reductions:
+            nest.publish(r, nest.finish_rows(r))
+    nest.store_parallel()
+    return z.items
+
+
+def write_scanned_column(nest: Nest) -> int:
+    """As `write_column`; each lane carries its scans along its column: `base` holds whole stretches, so that a sum of
+    many terms is one of few sums."""
+    z, plan = nest.sizing, nest.plan
+    tile, _ = nest.begin_item()
+    begin, end = nest.tile_range(tile)
+    nest.schedule_names()
+    stretch = max(8, math.isqrt(z.loop_size))
+    with _column_lanes(nest, begin, end):
+        for p in _passes(nest):
+            for r in p.reductions:
+                nest.declare_lanes(r)
+            scans = [Scan.of(nest, i) for i in scans_needed(nest, p.reductions, p.stores, p.level)]
+            for s in scans:
+                nest.emit(f"{s.c_type} {s.name}[LANES], {s.carry}[LANES];")
+                nest.emit(f"for (int l = 0; l < LANES; l++) {s.name}[l] = {s.carry}[l] = {s.start};")
+            with nest.loop_axes() as step:
+                if nest.plan_reversed:
+                    nest.turn_around(z.loop)
+                with _each_lane(nest):
+                    _publish_lanes(nest)
+                    for s in scans:
+                        s.carry_on(nest)
+                    for r in p.reductions:
+                        nest.accumulate(r)
+                    for k in p.stores:
+                        nest.store(k)
+                if scans:
+                    with nest.block(f"if ({step} % {stretch} == {stretch - 1}) {{", guard=True):
+                        with nest.block("FOR_LANES(l, count) {", ("l",)):
+                            for s in scans:
+                                nest.emit(f"{s.reducer}({s.carry}[l], {s.name}[l]);")
+                                nest.emit(f"{s.name}[l] = {s.start};")
+            _late_init(nest, p.reductions)
+            nest.finished.extend(p.reductions)
+        results = nest.outputs(None, plan.parallel_mask)
+        if results:
+            with _each_lane(nest):
+                _publish_lanes(nest)
+                for k in results:
+                    nest.store(k)
+    return z.items
+
+
 def write_split_column(nest: Nest) -> int:
     z, t = nest.sizing, nest.index_type
     nest.schedule_names()
@@ -423,12 +515,19 @@ FORMS: dict[str, Callable[[Nest], int]] = {
     "column": write_column,
     "split column": write_split_column,
     "short row": write_short_row,
+    "scatter": write_scatter,
+    "scanned row": write_scanned_row,
+    "scanned column": write_scanned_column,
 }
 
 
 def choose_form(nest: Nest) -> str:
     """The form of a plan: by what its lanes run over, and whether its reductions are split over blocks."""
     plan, split = nest.plan, nest.sizing.chunks > 1
+    if plan.scatters:
+        return "scatter"
+    if plan.scans:
+        return "scanned row" if plan.lanes_reduced else "scanned column"
     if not plan.levels:
         return "transpose" if plan.staged else "loop"
     if plan.lanes_reduced:

@@ -6,7 +6,6 @@ segment, the next the second, and so on. Symbols are derived from the text, so e
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,7 +126,7 @@ def _write(plan: Plan, dialect: Dialect, threads: int | None) -> _Written:
     work = sum(max(1, int(OPCODES[i.opcode].ops)) for i in instructions)
     if any(OPCODES[i.opcode].unit in ("special", "div") for i in instructions):
         work *= 4
-    return _Written(form, nest.arguments(), body, blocks, nest, math.prod(a.size for a in plan.axes) * work)
+    return _Written(form, nest.arguments(), body, blocks, nest, plan.points * work)
 
 
 def _split(arguments: Sequence[Argument]) -> tuple[list[Argument], list[Argument], list[Argument]]:
@@ -145,10 +144,11 @@ def _unique(argument: Argument, taken: Sequence[Argument | None]) -> Argument:
 
 
 def _aliases(w: _Written) -> dict[int, int]:
-    """Only the loop form reads and writes each element in one iteration; rows are read again in later passes. A result
+    """Only the loop form reads and writes each element in one iteration (and a scatter where it changes an array in its
+    place); rows are read again in later passes. A result
     may take the memory of a parameter that it reads itself, at its own place only, and that no later result reads."""
     if w.form != "loop":
-        return {}
+        return w.nest.aliases
     found: dict[int, int] = {}
     nest, computation = w.nest, w.nest.plan.computation
     needs = [set(post_order((output,))) for output in computation.outputs]

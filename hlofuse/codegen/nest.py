@@ -13,17 +13,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hlofuse.codegen.batches import Batch, batch_of
 from hlofuse.codegen.dialect import Argument, Dialect
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
 from hlofuse.codegen.sizing import dependent_levels, has_branches, size_plan
 from hlofuse.codegen.values import Scope, Values
-from hlofuse.fusion.plan import Plan
+from hlofuse.fusion.cumulative import cumulative_of
+from hlofuse.fusion.plan import Axis, Plan
 from hlofuse.hlo.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import identity_of
 from hlofuse.hlo.shape import Shape
 
-FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "counters", "slot", "threadIdx")     # not for a user's array
+FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "counters", "filled", "slot", "steps",
+               "threadIdx")     # not for a user's array
 MAX_INT_INDEX = 2**31 - 2**21    # the last chunk of a split ends up to (1024 chunks of 1024 elements) behind the array
 MAX_VARIANTS = 16         # how many copies of a loop the cuts of pad and concatenate may make
 
@@ -38,6 +41,7 @@ class Reduction:
     starts: list[str]      # what accumulators begin with
     late_init: list[str]   # an initial value that is not the identity, folded in once at the end
     names: list[str]
+    batch: Batch | None = None
 
 
 @dataclass
@@ -80,13 +84,16 @@ class Nest:
         self.scratch: list[tuple[str, str, Shape]] = []
         self.where: dict[str, Index] = {}
         self.waiting = dependent_levels(plan)
+        self.aliases: dict[int, int] = {}     # of the scatter form, as a kernel's
         self.counters = 0
         self.shared_bytes = 0
         self.finished: list[Reduction] = []   # whose results are in their lanes' accumulators
         self.keeps = False      # whether values wait in registers between passes
         self.run: Run | None = None
+        self.scanned: dict[Instruction, str] = {}  # cumulative operations that this place has the results of
         self.turned_stores: dict[int, str] = {}    # results that are written to a tile first
         self._probing = False
+        self._batched: Sequence[Reduction] = ()   # whose elements are collected in the loop that is being written
         if dialect.vector_bytes:
             readers = self.values.element_readers
             readers.update((p, functools.partial(self._read, p)) for p in computation.parameters)
@@ -145,9 +152,10 @@ class Nest:
         index = Index(((Var(name, low, top - 1), 1),)) if z.vector_size > 1 else constant(0)
         self.where.update(zip((a.name for a in z.vector), delinearize(index, [a.size for a in z.vector]), strict=True))
 
-    def tiles(self, begin: str, end: str, bounds: tuple[int, int], write: Callable[[], None]) -> None:
+    def tiles(self, begin: str, end: str, bounds: tuple[int, int], write: Callable[[], None],
+              reductions: Sequence[Reduction] = ()) -> None:
         """for_tiles over [begin, end) with `write` in the lane loop; cut where a branch of the body changes, so that
-        most lanes take none. `bounds` is what the range can be at most."""
+        most lanes take none. `bounds` is what the range can be at most, `reductions` what is accumulated."""
         cuts = self.cuts(write, bounds)
         name = self.lane_variable()
         for low, high in zip(cuts[:-1], cuts[1:], strict=True):
@@ -159,12 +167,37 @@ class Nest:
             self.place_lanes(low, high)
             cast, lanes = f"({self.index_type})", self.sizing.lanes
             whole = "" if self.sizing.vector_size % lanes or low % lanes or high % lanes else "whole_"
-            with self.block(f"for_{whole}tiles<THREADS, LANES>({cast}{first}, {cast}{last}, "
-                            f"[&](const {self.index_type} {name}0, const int count) INLINE {{", footer="});"):
-                self._lane_loop(write, aligned=low % lanes == 0)
+            span = f"({cast}{first}, {cast}{last}, [&](const {self.index_type} {name}0, const int count"
+            with self.batches(reductions, self.dialect.row_batch, "add_{}<LANES, {}>({}, filled);", "filled") as footer:
+                head = f"for_{whole}tiles<THREADS, LANES>{span}) INLINE {{" if footer == "});" else \
+                    f"for_tile_batches<THREADS, LANES, {self.dialect.row_batch}>{span}, const int slot) INLINE {{"
+                with self.block(head, footer=footer):
+                    self.lane_loop(write, aligned=low % lanes == 0)
         self.place_lanes()
 
-    def _lane_loop(self, write: Callable[[], None], aligned: bool) -> None:
+    @contextmanager
+    def batches(self, reductions: Sequence[Reduction], steps: int, call: str, filled: str) -> Iterator[str]:
+        """Inside, elements of reductions that fold batches are collected; yields how the loop over them ends. `call`
+        adds a batch to a reduction's accumulators, as far as it is `filled`."""
+        batched = [r for r in reductions if r.batch]
+        if not batched:
+            yield "});"
+            return
+        for r in batched:
+            assert r.batch is not None
+            r.batch.names[:] = [self.values.name(f"{v.name or v.opcode}_batch") for v in r.batch.values]
+            for name, kind in zip(r.batch.names, r.types, strict=False):
+                self.emit(f"{kind} {name}[{steps} * LANES];")
+        outer, self._batched = self._batched, batched
+        yield f"}}, [&](const int {filled}) INLINE {{"
+        self._batched = outer
+        for r in batched:
+            assert r.batch is not None
+            arguments = ", ".join([r.reducer, *r.names, *r.batch.names])
+            self.emit("  " + call.format(r.batch.kind, steps, arguments))
+        self.emit("});")
+
+    def lane_loop(self, write: Callable[[], None], aligned: bool = True) -> None:
         """`write` for each lane of a run, which starts at a multiple of LANES if it is `aligned`."""
         before, name = self.values.scope, self.lane_variable()
         with self.block("FOR_LANES(l, count) {", (name, "l")):
@@ -172,6 +205,8 @@ class Nest:
                 self.run = Run(before, self.values.scope, name)
             if self.sizing.vector_size > 1:
                 self.emit(f"const {self.index_type} {name} = {name}0 + l;")
+            for i, result in self.scanned.items():
+                self.values.scope.memo[i, self.plan.canonical(i, self.where)] = _rounded(i.element_type, result)
             write()
             self.run = None
 
@@ -198,6 +233,16 @@ class Nest:
         return f"{run.words[name, place]}[l]"
 
     @property
+    def plan_reversed(self) -> bool:
+        """Whether its cumulative operations run from the end."""
+        return any(c is not None and c.reverse for c in map(cumulative_of, self.plan.scans))
+
+    def turn_around(self, axes: Sequence[Axis]) -> None:
+        """From here on the loops over some axes begin at their ends."""
+        for a in axes:
+            self.where[a.name] = constant(a.size - 1) - self.where[a.name]
+
+    @property
     def steps(self) -> int:
         """How many runs of LANES elements one thread has of a row."""
         return -(-self.sizing.vector_size // (self.sizing.threads * self.sizing.lanes))
@@ -210,7 +255,7 @@ class Nest:
         whole = "" if z.vector_size % z.lanes else "whole_"
         with self.block(f"for_kept_{whole}tiles<THREADS, LANES, {self.steps}>(({t}){z.vector_size}, "
                         f"[&](const {t} {name}0, const int count, const int slot) INLINE {{", footer="});"):
-            self._lane_loop(write, aligned=True)
+            self.lane_loop(write, aligned=True)
 
     def cuts(self, write: Callable[[], None], bounds: tuple[int, int]) -> list[int]:
         v = self.values
@@ -266,12 +311,14 @@ class Nest:
         self.where[name] = whole
 
     @contextmanager
-    def loop_axes(self, begin: str = "0", end: str | None = None) -> Iterator[None]:
-        z = self.sizing
+    def loop_axes(self, begin: str = "0", end: str | None = None, reductions: Sequence[Reduction] = (),
+                  ) -> Iterator[str]:
+        """A loop over the axes of `Sizing.loop`, whose variable it gives. Where lanes are columns, `reductions` are those that it accumulates."""
+        z, t = self.sizing, self.index_type
         if z.loop_size == 1 and end is None:
             for a in z.loop:
                 self.where[a.name] = constant(0)
-            yield
+            yield "0"
             return
         if len(z.loop) == 1:
             name = z.loop[0].name
@@ -282,8 +329,13 @@ class Nest:
         for a, index in zip(z.loop, delinearize(flat, [a.size for a in z.loop]), strict=True):
             self.where[a.name] = index
         stop = str(z.loop_size) if end is None else end
-        with self.block(f"for ({self.index_type} {name} = {begin}; {name} < {stop}; {name}++) {{", (name,)):
-            yield
+        steps = self.dialect.column_batch
+        with self.batches(reductions, steps, "add_{}_by_lane<LANES, {}>({}, steps, count);", "steps") as footer:
+            head = f"for ({t} {name} = {begin}; {name} < {stop}; {name}++) {{" if footer == "});" else \
+                f"for_batches<LANES, {steps}>(({t}){begin}, ({t}){stop}, " \
+                f"[&](const {t} {name}, const int slot) INLINE {{"
+            with self.block(head, (name,), "}" if footer == "});" else footer):
+                yield name
 
     def store(self, k: int) -> None:
         output = self.plan.computation.outputs[k]
@@ -318,8 +370,11 @@ class Nest:
             starts.append(start)
             late += rest
         operation = i.attrs["to_apply"].root.opcode if n == 1 else "best"
-        names = [self.values.name(i.name or {"add": "sum"}.get(operation, operation)) for _ in range(n)]
-        return Reduction(i, self.values.reducer(i), types, starts, late, names)
+        hints = [i.name or {"add": "sum"}.get(operation, operation)] * n
+        if (batch := batch_of(i)) is not None:
+            hints = list(batch.accumulators)
+        names = [self.values.name(hint) for hint in hints]
+        return Reduction(i, self.values.reducer(i), types, starts, late, names, batch)
 
     def declare_lanes(self, r: Reduction) -> None:
         for name, kind, start in zip(r.names, r.types, r.starts, strict=True):
@@ -327,7 +382,11 @@ class Nest:
             self.emit(f"for (int l = 0; l < LANES; l++) {name}[l] = {start};")
 
     def accumulate(self, r: Reduction) -> None:
-        """In the lane loop: folds this element into the lane's accumulators."""
+        """In the lane loop: folds this element into the lane's accumulators, or adds it to the batch."""
+        if r.batch and r in self._batched:
+            for name, v in zip(r.batch.names, r.batch.values, strict=True):
+                self.emit(f"{name}[slot + l] = {self.value(v, self.plan.canonical(v, self.where))};")
+            return
         n = len(r.names)
         operands = r.instruction.operands[:n]
         values = [self.value(o, self.plan.canonical(o, self.where)) for o in operands]
@@ -355,7 +414,7 @@ class Nest:
             memo[(user, index)] = _rounded(user.element_type, results[user.attrs["index"]])
 
     def schedule_names(self) -> None:
-        self.values.scheduled = set(self.plan.levels)
+        self.values.scheduled = {*self.plan.levels, *self.plan.scans}
 
     def outputs(self, level: int | None, mask: int) -> list[int]:
         return [k for k, o in enumerate(self.plan.computation.outputs)

@@ -49,14 +49,18 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     if short_rows:
         dialect = replace(dialect, column_lanes=SHORT_ROW_LANES)
     axes = plan.axes
-    if not plan.levels and len(axes) > 1 and axes[-1].size <= dialect.unroll_minor and has_branches(plan.computation):
+    if plan.scans and plan.lanes_reduced:
+        return _size_row(plan, plan.parallel, (), plan.reduced,
+                         replace(dialect, max_row_threads=min(dialect.max_row_threads, dialect.threads)))
+    is_loop = not plan.levels and not plan.scans
+    if is_loop and len(axes) > 1 and axes[-1].size <= dialect.unroll_minor and has_branches(plan.computation):
         outer, vector = _innermost(axes[:-1], dialect)
         return replace(_size_loop(plan, outer, vector, dialect), unrolled=axes[-1:])
     last_kind = axes[-1].reduced if axes else False
     inner = tuple(a for a in axes if a.reduced == last_kind)
     other = tuple(a for a in axes if a.reduced != last_kind)
     rest, vector = _innermost(inner, dialect)
-    if not plan.levels:
+    if is_loop:
         return _size_loop(plan, rest, vector, dialect)
     if plan.lanes_reduced:
         return _size_row(plan, other, rest, vector, dialect)
@@ -147,7 +151,7 @@ def _size_column(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], ve
 
 def can_split(plan: Plan) -> bool:
     """Whether a reduction may leave partial results: nothing over the whole domain waits for it."""
-    if any(level for level in plan.levels.values()):
+    if plan.scans or any(level for level in plan.levels.values()):
         return False
     waiting = dependent_levels(plan)
     return all(not waiting[o] or plan.analysis.mask(o) == plan.parallel_mask for o in plan.computation.outputs)

@@ -72,6 +72,9 @@ def _fixed(fused: Fused, d: EdgeDecision, names: Any) -> str:
     alone = d.producer if fused.costs.is_fixed[d.producer] else d.consumer
     if _instruction(fused, alone) in fused.graph.epilogues:
         return f"no side effects: {names[_instruction(fused, alone)]} is computed by its dot's library call"
+    reason = fused.graph.left.get(_instruction(fused, alone))
+    if reason is not None:
+        return f"no side effects: {names[_instruction(fused, alone)]} is left to XLA: {reason}"
     return f"no side effects: {names[_instruction(fused, alone)]} is a call of its own"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.hlo.index_map import reshape_groups
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
@@ -30,6 +31,7 @@ class Axes:
         self._raw: dict[Instruction, Dims] = {}
         self._resolved: dict[Instruction, Dims] = {}
         self.shifted: set[tuple[Instruction, int]] = set()   # (reader, operand number)
+        self._scattered: dict[tuple[Instruction, bool, tuple[int, ...]], Dims] = {}
         for instruction in instructions:
             self._raw[instruction] = self._rule(instruction)
 
@@ -258,6 +260,8 @@ class Axes:
         return self._touched(i, [tuple(p) == (0, 0, 0) for p in i.attrs["padding"]])
 
     def _reduce_window(self, i: Instruction) -> Dims:
+        if is_scanned(i):
+            return self._raw[i.operands[0]]
         return self._touched(i, [(w.size, w.stride, w.pad_low, w.pad_high, w.lhs_dilate) == (1, 1, 0, 0, 1)
                                  for w in i.attrs["window"]])
 
@@ -284,6 +288,21 @@ class Axes:
             if n == m:
                 self._unify(a, b)
         return result
+
+    def _scatter(self, i: Instruction) -> Dims:
+        """The array's own axes; index vectors and updates are read in loops of their own. What the same index vectors
+        name is one loop, and so are windows of one size."""
+        self.shifted.update((i, k) for k in range(1, len(i.operands)))
+        dims = self._raw[i.operands[0]]
+        attrs: Any = i.attrs
+        named = (*attrs.get("input_batching_dims", ()), *attrs["scatter_dims_to_operand_dims"])
+        window = [k for k in range(len(dims)) if k not in named]
+        for where in (named, tuple(window)):
+            key = (i.operands[len(i.operands) // 2], where is named, tuple(i.dims[k] for k in where))
+            known = self._scattered.setdefault(key, tuple(dims[k] for k in where))
+            for a, k in zip(known, where, strict=True):
+                self._unify(a, dims[k])
+        return dims
 
     def _gather(self, i: Instruction) -> Dims:
         attrs: Any = i.attrs

@@ -19,7 +19,7 @@ from hlofuse.fusion.improvement import Trails, improve, rebuild_pairs
 from hlofuse.fusion.packing import pack_launches
 from hlofuse.fusion.partition import Coloring, SearchStatistics
 from hlofuse.fusion.problem import CostMemo, FusionProblem
-from hlofuse.fusion.starts import color_by_saturation, contract_edges
+from hlofuse.fusion.starts import color_by_saturation, contract_edges, first_coloring
 
 METHODS = ("coloring", "greedy", "none", "exact")
 MIN_GAIN = 0.1  # microseconds that a step must save
@@ -35,8 +35,9 @@ def color_graph(
 ) -> Coloring:
     """Group the vertices of a problem into kernels and launches.
 
-    `coloring` searches, `greedy` and `none` (each vertex alone) are baselines, `exact` is optimal on small graphs and
-    raises `TooLargeError` on others. `work_limit` bounds the cost evaluations that `coloring` spends on improvement.
+    `coloring` searches, `greedy` and `none` (each vertex alone) are baselines, `exact` is optimal, clones included, on
+    small graphs and raises `TooLargeError` where proving that takes too long. `work_limit` bounds the cost evaluations
+    that `coloring` spends on improvement.
     """
     if method not in METHODS:
         raise ValueError(f"unknown fusion method {method!r}; valid methods: {', '.join(METHODS)}")
@@ -47,18 +48,22 @@ def color_graph(
 
 def _color(memo: CostMemo, method: str, min_gain: float, work_limit: int | None) -> Coloring:
     if method == "coloring":
-        limit = _BASE_WORK + _WORK_PER_VERTEX * memo.problem.num_vertices if work_limit is None else work_limit
-        return _search(memo, min_gain, limit)
+        return _search(memo, min_gain, _improvement_work(memo) if work_limit is None else work_limit)
     if method == "exact":
-        coloring, scope = color_exactly(memo)
+        coloring = color_exactly(memo, _search(memo, min_gain, _improvement_work(memo)))
+        scope = "clones" if any(memo.is_clonable) else "partitions"
     else:
-        coloring, scope = Coloring(memo), ""
+        coloring, scope = Coloring(memo) if method == "none" else first_coloring(memo), ""
         if method == "greedy":
             fuse_greedily(coloring, min_gain)
     if method != "none":
         pack_launches(coloring)
     coloring.statistics = SearchStatistics(method, method, evaluations=memo.evaluations, optimal_over=scope)
     return coloring
+
+
+def _improvement_work(memo: CostMemo) -> int:
+    return _BASE_WORK + _WORK_PER_VERTEX * memo.problem.num_vertices
 
 
 @contextmanager
@@ -82,7 +87,7 @@ def _search(memo: CostMemo, min_gain: float, work_limit: int) -> Coloring:
         starts["contraction"] = partial(contract_edges, eager_neighbors=0)
     colorings: dict[str, Coloring] = {}
     for name, start in starts.items():
-        colorings[name] = Coloring(memo)
+        colorings[name] = first_coloring(memo)
         start(colorings[name], min_gain)
     start_costs = {name: c.total_cost for name, c in colorings.items()}
     by_promise = sorted(colorings, key=lambda name: (start_costs[name], name))

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+from hlofuse.fusion.cost_floor import KernelFloors
+from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import (
     FREE_SHAPES,
@@ -20,10 +23,19 @@ from hlofuse.fusion.graph import (
     size_of_mask,
     window_size,
 )
-from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, UNROLLED_REDUCTION, Refusal, reduced_size
+from hlofuse.fusion.plan import (
+    INLINE_REDUCTION,
+    NESTED_REDUCTION,
+    UNROLLED_REDUCTION,
+    Refusal,
+    reduced_size,
+    scanned_mask,
+)
 from hlofuse.fusion.registers import quick_registers
+from hlofuse.fusion.scatter import Scatter, scatter_of
+from hlofuse.fusion.scatter_cost import check_scattering, scatter_shape, widest_scatter
 from hlofuse.hlo.module import Instruction
-from hlofuse.hlo.opcode import OPCODES
+from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
 
 MAX_MEMBERS = 400        # instructions of one kernel
@@ -119,17 +131,24 @@ class KernelCosts:
         self._reduced = [reduced_size(i) if i.opcode == "reduce" else 0 for i in instructions]
         self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
+        self.may_conflict = [size > NESTED_REDUCTION for size in self._reduced]
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._small = {v for v, size in enumerate(self._reduced) if UNROLLED_REDUCTION < size <= INLINE_REDUCTION}
+        self._scatters = {v: s for v, i in enumerate(instructions)
+                          if i.opcode == "scatter" and not self.is_fixed[v] and isinstance(s := scatter_of(i), Scatter)}
+        self._scans = {v: scanned_mask(i, axes) for v, i in enumerate(instructions)
+                       if is_scanned(i) and not self.is_fixed[v]}
         self._ops = [_ops(i) for i in instructions]
         self._special = {v for v, i in enumerate(instructions) if OPCODES[i.opcode].unit in ("special", "div")}
         self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in _arrays(i))}
         self._rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate,
                        "div": device.div_rate, "f64": device.fp64_rate}
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
-        self.is_clonable = [not fixed and (self._reduced[v] <= INLINE_REDUCTION)
+        once = self._scatters.keys() | self._scans.keys()
+        self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once
                             for v, fixed in enumerate(self.is_fixed)]
         self.shared_inputs = self._shared_inputs()
+        self.follows_user = [self._follows_user(v) for v in range(self.num_vertices)]
         self._sizes: dict[int, int] = {}
         self.forbidden: list[frozenset[int]] = []
 
@@ -164,9 +183,19 @@ class KernelCosts:
                 elif i.opcode in ("gather", "dynamic-slice", "reshape"):
                     often = result
                 else:
-                    often = size if inline else min(size, result)
+                    often = size if inline or i.opcode == "scatter" else min(size, result)
                 found.append(_Edge(target, k, often))
         return found
+
+    def _follows_user(self, v: int) -> bool:
+        """Element-wise, and read at its own place by one element-wise instruction over the same axes."""
+        if self.is_output[v] or len(self.users[v]) != 1:
+            return False
+        user = self.users[v][0]
+        pair = [self.graph.vertices[w].instruction for w in (v, user)]
+        return (not (self.is_fixed[v] or self.is_fixed[user]) and self._mask[v] == self._mask[user]
+                and all(OPCODES[i.opcode].kind is Kind.ELEMENTWISE for i in pair)
+                and not any(edge.often for edge in self._edges[user] if edge.target == v))
 
     def _shared_inputs(self) -> list[list[int]]:
         readers: dict[Instruction, list[int]] = {}
@@ -180,7 +209,7 @@ class KernelCosts:
     # --- what the coloring asks ---------------------------------------------------------------------------------------
 
     def conflict(self, u: int, v: int) -> bool:
-        if not (self._reduced[u] and self._reduced[v]):
+        if not (self.may_conflict[u] and self.may_conflict[v]):
             return False
         a, b = self.graph.vertices[u].instruction, self.graph.vertices[v].instruction
         return conflicting_reductions(a, b, self.graph.axes)
@@ -194,7 +223,7 @@ class KernelCosts:
 
     def _packed_arguments(self, v: int) -> int:
         """How many arguments a vertex may have in a segment; too many where it cannot be in one."""
-        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION:
+        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION or v in self._scatters or v in self._scans:
             return MAX_PACKED_ARGUMENTS + 1
         return len(self.graph.externals[v]) + len(self.operands[v]) + 1
 
@@ -203,6 +232,17 @@ class KernelCosts:
             return self.estimate(members, outputs).time_us
         except Refusal:
             return None
+
+    @cached_property
+    def _floors(self) -> KernelFloors:
+        return KernelFloors(self, OVERLAP_LOSS)
+
+    def kernel_floor(self, members: frozenset[int], outputs: frozenset[int],
+                     reads: frozenset[int]) -> tuple[float, float] | None:
+        return self._floors.kernel(members, outputs, reads)
+
+    def remaining_floor(self, position: int, slack: float) -> float:
+        return self._floors.remaining(position, slack)
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +258,17 @@ class KernelCosts:
         for pair in self.forbidden:
             if constrained and pair <= chosen:
                 raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
-        scheduled, domain, reduced = self._domain(sorted(self._large & chosen), sorted(self._small & chosen), outs)
+        scatters: list[Scatter] = []
+        scheduled: list[int] = []
+        if self._scatters and not chosen.isdisjoint(self._scatters):
+            for v in self._scans.keys() & chosen:
+                raise Refusal("producer-consumer", "{} would share a kernel with a scatter",
+                              self.graph.vertices[v].instruction)
+            scatters = check_scattering(order, self._scatters, self.operands, self._large)
+            domain, reduced = self._scattered_domain(scatters)
+        else:
+            scheduled, domain, reduced = self._domain(sorted(self._large & chosen), sorted(self._small & chosen), outs,
+                                                       sorted(self._scans.keys() & chosen))
         accumulators = sum([len(self.graph.vertices[v].instruction.operands) // 2 for v in scheduled])
         if accumulators > MAX_ACCUMULATORS:
             raise Refusal("memory", f"{accumulators} accumulators, the limit is {MAX_ACCUMULATORS}")
@@ -228,18 +278,33 @@ class KernelCosts:
             if masks[v] != domain and masks[v] != parallel:
                 raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
         sites = self._sites(order, outs, scheduled, domain)
-        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites)
+        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites, scatters)
+
+    def _scattered_domain(self, scatters: Sequence[Scatter]) -> tuple[int, int]:
+        """The axes of what scatters write, and those of them that are columns, as the plan sees them."""
+        axes, main = self.graph.axes, widest_scatter(scatters)
+        whole = axes.mask(main)
+        s = next(s for s in scatters if s.instruction is main)
+        return whole, sum(1 << a for d in s.columns for a in axes.dims(main)[d])
 
     def _domain(self, large: Sequence[int], small: Sequence[int],
-                outs: Sequence[int]) -> tuple[list[int], int, int]:
+                outs: Sequence[int], scans: Sequence[int]) -> tuple[list[int], int, int]:
         domains = {self._mask[v] for v in outs}
         returning = [v for v in small if self._rows[v].domain in domains]   # read again where it was reduced
-        if not large and not returning:
+        if scans:
+            main = scans[-1]
+            domain, reduced = self._mask[main], self._scans[main]
+            for v in scans:
+                if self._mask[v] != domain or self._scans[v] != reduced or self._reversed(v) != self._reversed(main):
+                    raise Refusal("producer-consumer", "{} runs along other axes or in another direction than {}",
+                                  self.graph.vertices[v].instruction, self.graph.vertices[main].instruction)
+        elif not large and not returning:
             if len(domains) != 1:
                 raise Refusal("shape", "the results have different domains")
             return [], domains.pop(), 0
-        main = (large or returning)[-1]
-        domain, reduced = self._rows[main].domain, self._rows[main].reduced
+        else:
+            main = (large or returning)[-1]
+            domain, reduced = self._rows[main].domain, self._rows[main].reduced
         scheduled = []
         for v in sorted((*large, *returning)):
             rows = self._rows[v]
@@ -249,6 +314,10 @@ class KernelCosts:
                 raise Refusal("producer-consumer", "{} reduces other axes than {}",
                               self.graph.vertices[v].instruction, self.graph.vertices[main].instruction)
         return scheduled, domain, reduced
+
+    def _reversed(self, scan: int) -> bool:
+        cumulative = cumulative_of(self.graph.vertices[scan].instruction)
+        return cumulative is not None and cumulative.reverse
 
     def _sites(self, order: Sequence[int], outs: Sequence[int], scheduled: Sequence[int],
                domain: int) -> dict[int, dict[int, int]]:
@@ -268,6 +337,12 @@ class KernelCosts:
                               f"{len(places)} places, the limit is {MAX_SITES}", self.graph.vertices[v].instruction)
             if v in rows and len(places) > 1:
                 raise Refusal("producer-consumer", "{} is read at another place than where it is reduced",
+                              self.graph.vertices[v].instruction)
+            if v in self._scans and (len(places) > 1 or 0 not in places):
+                raise Refusal("producer-consumer", "{} is read at another place than where it is accumulated",
+                              self.graph.vertices[v].instruction)
+            if v in self._scatters and (len(places) > 1 or 0 not in places):
+                raise Refusal("producer-consumer", "{} is read at another place than where it is scattered",
                               self.graph.vertices[v].instruction)
             if 0 in places and self._mask[v] & ~domain:
                 raise Refusal("shape", "{} has axes that the kernel has not", self.graph.vertices[v].instruction)
@@ -302,11 +377,12 @@ class KernelCosts:
         return size
 
     def _weigh(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
-               reduced: int, sites: dict[int, dict[int, int]]) -> CostEstimate:
+               reduced: int, sites: dict[int, dict[int, int]], scatters: Sequence[Scatter] = ()) -> CostEstimate:
         device, total, masks = self.device, self._mask_size(domain), self._mask
         work = dict.fromkeys(UNITS, 0.0)
         rows = set(scheduled)
-        inner = self._rows[scheduled[0]].inner if scheduled else self._inner[outs[0]]
+        scans = self._scans.keys() & chosen
+        inner = self._rows[scheduled[0]].inner if scheduled else self._inner[min(scans) if scans else outs[0]]
         for v in order:
             unit, ops, wide = self._ops[v]
             places = sites.get(v)
@@ -314,6 +390,8 @@ class KernelCosts:
                 continue
             if v in rows:
                 count = total
+            elif v in self._scatters:
+                count = self._scatters[v].updates.array.size
             else:
                 count = sum(places.values()) if len(places) > 1 or 0 not in places else places[0]
                 if 0 in places:
@@ -331,6 +409,9 @@ class KernelCosts:
                 penalty = 1.15
         moved += sum([self._bytes[v] for v in outs])
         shape = self._shape(order, outs, scheduled, domain, reduced, inner)
+        if scatters:
+            scattering = scatter_shape(scatters, device)
+            shape = _KernelShape(1, scattering.threads, scattering.partial_bytes, True, True)
         partial = shape.partial_bytes
         moved += 2 * partial
         again = sum([self._bytes[s] for s in inputs if masks[s] == domain]) * (shape.passes - 1)
@@ -341,7 +422,10 @@ class KernelCosts:
             else:
                 moved += again
         compute = max([work[u] / self._rates[u] for u in UNITS])
-        form = "loop" if not scheduled else "row" if inner >= 0 and reduced >> inner & 1 else "column"
+        if scatters:
+            cached_us += scattering.again_bytes / device.l2_bandwidth
+            compute = max(compute, scattering.extra_us)
+        form = "loop" if not scheduled and not scans else "row" if inner >= 0 and reduced >> inner & 1 else "column"
         registers = quick_registers(form, sum([self._size[s] > 1 for s in inputs]), len(outs), len(order),
                                     len(self._special & chosen), len(scheduled), not self._wide.isdisjoint(chosen))
         if registers > device.max_registers:
@@ -356,7 +440,10 @@ class KernelCosts:
         """How the loops of a kernel lie on the device: passes over the domain, threads, what a split leaves behind."""
         total = self._mask_size(domain)
         if not scheduled:
-            return _KernelShape(1, total / 4, 0, True, True)
+            rows = max(1, self._mask_size(domain & ~reduced))
+            along = inner >= 0 and bool(reduced >> inner & 1)
+            threads = total / 4 if not reduced else rows * min(256.0, total / rows / 4) if along else float(rows)
+            return _KernelShape(1, threads, 0, True, True)
         device, rows_of = self.device, set(scheduled)
         below: dict[int, int] = {}   # how many reductions deep, where any
         deepest = 0
@@ -409,7 +496,8 @@ def _ops(i: Instruction) -> tuple[str, float, float]:
     if i.opcode in ("reduce", "reduce-window"):
         body = i.attrs["to_apply"]
         unit, ops = "fp", float(max(1, sum(1 for b in body.instructions if b.operands and b.opcode != "tuple")))
-        ops *= window_size(i) if i.opcode == "reduce-window" else 1
+        if i.opcode == "reduce-window":
+            ops *= 2 if is_scanned(i) else window_size(i)
     else:
         row = OPCODES[i.opcode]
         if row.unit not in UNITS:

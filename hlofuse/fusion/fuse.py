@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from hlofuse.errors import HlofuseWarning
 from hlofuse.fusion.coloring import collector_paused, color_graph
 from hlofuse.fusion.cost_model import CostEstimate, KernelCosts
+from hlofuse.fusion.cumulative import cumulatives_for_xla
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.exact import TooLargeError
 from hlofuse.fusion.graph import FusionGraph
 from hlofuse.fusion.outline import outline
 from hlofuse.fusion.partition import Coloring, Kernel
-from hlofuse.fusion.plan import Refusal, Segment, make_plan
+from hlofuse.fusion.plan import Plan, Refusal, Segment, make_plan
+from hlofuse.fusion.scatter import plan_scatters
+from hlofuse.fusion.scatter_cost import scatters_for_xla
 from hlofuse.hlo.builder import parameter, tuple_of, with_operands
 from hlofuse.hlo.module import Computation, Instruction
 
@@ -65,7 +68,8 @@ def fuse_computation(computation: Computation, device: DeviceSpec, method: str =
 def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept) -> Fused:
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
     epilogues = find_epilogues(computation) if device.dialect == "cuda" else {}
-    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members])
+    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members],
+                        scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device))
     costs = KernelCosts(graph, device)
     for last in [False] * (ROUNDS - 1) + [True]:
         coloring = _color(costs, method)
@@ -116,13 +120,18 @@ def _plan(fusion: Instruction, graph: FusionGraph, launch: Sequence[Kernel],
 
 def _segments(body: Computation, graph: FusionGraph, launch: Sequence[Kernel]) -> Iterator[Segment]:
     if len(launch) == 1:
-        yield Segment(make_plan(body), tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
+        yield Segment(plan_cluster(body), tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
         return
     position = {r: n for n, r in enumerate(r for v in sorted(_union(launch)[1]) for r in graph.vertices[v].results)}
     for kernel in launch:
         results = [position[r] for v in sorted(kernel.outputs) for r in graph.vertices[v].results]
         part, operands = _restricted(body, results)
-        yield Segment(make_plan(part), operands, tuple(results))
+        yield Segment(plan_cluster(part), operands, tuple(results))
+
+
+def plan_cluster(body: Computation) -> Plan:
+    """The plan of a cluster, with scatters or without; `Refusal` where there is none."""
+    return plan_scatters(body) if any(i.opcode == "scatter" for i in body.instructions) else make_plan(body)
 
 
 def _restricted(body: Computation, results: Sequence[int]) -> tuple[Computation, tuple[int, ...]]:

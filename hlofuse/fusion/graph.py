@@ -8,13 +8,15 @@ alone: library calls, control flow, opaque operations and what no kernel can com
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.scalar_expr import has_scalar_expr
 from hlofuse.fusion.axes import Axes
+from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, reduced_size
+from hlofuse.fusion.scatter import scatter_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
@@ -37,10 +39,13 @@ class Vertex:
 class FusionGraph:
     """Vertices of one computation in post-order, with their edges."""
 
-    def __init__(self, computation: Computation, epilogues: Collection[Instruction] = ()) -> None:
-        """`epilogues` are computed by the library call before them (see epilogues.py): they are fixed too."""
+    def __init__(self, computation: Computation, epilogues: Collection[Instruction] = (),
+                 left: Mapping[Instruction, str] | None = None) -> None:
+        """`epilogues` are computed by the library call before them (see epilogues.py): they are fixed too, and so is
+        what is `left` to XLA for a reason."""
         self.computation = computation
         self.epilogues = frozenset(epilogues)
+        self.left = left or {}
         self.axes = Axes(computation.instructions)
         self.vertices: list[Vertex] = []
         self.vertex_of: dict[Instruction, int] = {}
@@ -82,12 +87,12 @@ class FusionGraph:
                     found.update(i.operands)
             elif i in self.epilogues:
                 found.update(indexed(o) for o in i.operands)
-            elif not is_fusible(i):
+            elif i in self.left or not is_fusible(i):
                 found.update(o for k, o in enumerate(i.operands) if not is_absorbed(i, k))
         return {viewed(i) for i in found}
 
     def _stands_alone(self, i: Instruction) -> bool:
-        return i in self.epilogues or not is_fusible(i)
+        return i in self.epilogues or i in self.left or not is_fusible(i)
 
     def _is_free(self, i: Instruction) -> bool:
         if i.opcode in ("parameter", "constant"):
@@ -198,9 +203,13 @@ def is_fusible(i: Instruction) -> bool:
         return _is_fusible_reduction(i)
     if not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in shapes):
         return False
+    if is_scanned(i):
+        return _is_scalar_body(i.attrs["to_apply"])
     if i.opcode == "reduce-window":
         return window_size(i) <= INLINE_REDUCTION and all(
             w.lhs_dilate == 1 and not w.reversed for w in i.attrs["window"]) and _is_scalar_body(i.attrs["to_apply"])
+    if i.opcode == "scatter":
+        return not isinstance(scatter_of(i), str)
     if i.opcode in SHAPE_OPCODES or i.opcode == "iota":
         return i.opcode != "gather" or _is_plain_gather(i)
     if i.opcode in ("parameter", "constant"):
@@ -214,7 +223,7 @@ def _is_plain_gather(i: Instruction) -> bool:
 
 def _is_fusible_reduction(i: Instruction) -> bool:
     arrays = [*i.result_shapes, *(o.shape for o in i.operands)]
-    if len(i.operands) > 4 or not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in arrays):
+    if len(i.operands) > 6 or not all(isinstance(s, Shape) and s.element_type in FUSIBLE and s.size for s in arrays):
         return False
     return _is_scalar_body(i.attrs["to_apply"]) and reduced_size(i) > 0
 

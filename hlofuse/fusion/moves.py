@@ -6,7 +6,7 @@ before anything costly is asked; plans and cycles are checked by the coloring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from hlofuse.fusion.partition import Change, Coloring
 
@@ -157,7 +157,7 @@ def _cones(coloring: Coloring, v: int, k: int) -> list[frozenset[int]]:
     return list(dict.fromkeys((cone(coloring, v, k, memo.users), cone(coloring, v, k, memo.operands))))
 
 
-def _conflict(coloring: Coloring, a: Iterable[int], b: Iterable[int]) -> bool:
+def _conflict(coloring: Coloring, a: Collection[int], b: Collection[int]) -> bool:
     return coloring.memo.first_conflict(a, b) is not None
 
 

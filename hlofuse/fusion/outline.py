@@ -152,7 +152,8 @@ class _Outliner:
         return computation(f"fused_computation_{k}" if k else "fused_computation", parameters, root)
 
     def _kind(self, members: frozenset[int]) -> str:
-        return "kInput" if any(self.graph.vertices[v].instruction.opcode == "reduce" for v in members) else "kLoop"
+        opcodes = {self.graph.vertices[v].instruction.opcode for v in members}
+        return "kLoop" if opcodes.isdisjoint(("reduce", "scatter")) else "kInput"
 
     def _name(self, members: frozenset[int]) -> str:
         """A readable name: the JAX function that most members come from, or the last operation."""

@@ -49,7 +49,7 @@ class SearchStatistics:
     starts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     evaluations: int = 0
-    optimal_over: str = ""  # for `exact`: "clones" or "partitions"
+    optimal_over: str = ""  # proven by `exact`, before packing: over "clones", or "partitions" where none are allowed
 
 
 class Coloring:

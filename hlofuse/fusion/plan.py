@@ -11,11 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hlofuse.fusion.axes import Axes
+from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.hlo.index_map import Index, delinearize, linearize
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
+
+if TYPE_CHECKING:
+    from hlofuse.fusion.scatter import Scatter
 
 INLINE_REDUCTION = 32        # a reduction of at most so many elements is a loop inside the thread that reads it
 UNROLLED_REDUCTION = 4       # one of at most so many is written out; one of more that is read again at each element
@@ -56,13 +61,16 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
-    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions."""
+    """`axes` are the domain's loops, outermost first; `levels` the scheduled reductions. With `scatters` the axes are
+    those of the arrays that they write."""
 
     computation: Computation
     analysis: Axes
     axes: tuple[Axis, ...]
     levels: Mapping[Instruction, int]
     staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
+    scatters: tuple[Scatter, ...] = ()
+    scans: tuple[Instruction, ...] = ()   # cumulative operations along the reduced axes, all in one direction
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
@@ -75,11 +83,16 @@ class Plan:
     @property
     def lanes_reduced(self) -> bool:
         """Whether neighboring elements belong to one reduction (a row) and not to neighboring ones (columns)."""
-        return bool(self.levels) and bool(self.axes) and self.axes[-1].reduced
+        return bool(self.levels or self.scans) and bool(self.axes) and self.axes[-1].reduced
 
     def turned(self) -> Plan:
         """The same with the lanes over neighboring rows and the loops along each row."""
         return replace(self, axes=(*self.reduced, *self.parallel))
+
+    @property
+    def points(self) -> int:
+        """How many elements the loops visit."""
+        return math.prod(a.size for a in self.axes) + sum(s.updates.array.size for s in self.scatters)
 
     @cached_property
     def domain_mask(self) -> int:
@@ -121,10 +134,11 @@ def make_plan(computation: Computation) -> Plan:
         analysis.align(computation.outputs[0], output)
     masks = {i: analysis.mask(i) for i in instructions}
     outputs = computation.outputs
-    scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs)
+    scans = tuple(i for i in instructions if is_scanned(i))
+    scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs, scans)
     parallel = domain & ~reduced
-    for value in (*outputs, *(r.operands[0] for r in scheduled)):
-        _check_axes(value, analysis)
+    for value in (*outputs, *scans, *(r.operands[0] for r in scheduled)):
+        check_axes(value, analysis)
     for r in scheduled:
         for other in r.operands[1:len(r.operands) // 2]:
             if analysis.dims(other) != analysis.dims(r.operands[0]):
@@ -134,13 +148,13 @@ def make_plan(computation: Computation) -> Plan:
         if mask not in (domain, parallel):
             raise Refusal("shape", "{} covers other axes than the kernel's domain", output)
     levels = _levels(instructions, scheduled)
-    order = _order(computation, analysis, masks, domain, reduced, scheduled)
+    order = _order(computation, analysis, masks, domain, reduced, (*scheduled, *scans))
     axes = _merge(instructions, analysis, masks, order, reduced)
-    staged = _staged(computation, analysis, masks, domain, axes) if not scheduled else ()
-    return Plan(computation, analysis, axes, levels, staged)
+    staged = _staged(computation, analysis, masks, domain, axes) if not scheduled and not scans else ()
+    return Plan(computation, analysis, axes, levels, staged, scans=scans)
 
 
-def _check_axes(value: Instruction, analysis: Axes) -> None:
+def check_axes(value: Instruction, analysis: Axes) -> None:
     """The loops reach every element: the atoms of what they write or reduce are distinct, and of its size."""
     atoms = analysis.atoms(value)
     shape = value.result_shapes[0]
@@ -149,20 +163,28 @@ def _check_axes(value: Instruction, analysis: Axes) -> None:
 
 
 def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
-              outputs: Sequence[Instruction]) -> tuple[list[Instruction], int, int]:
+              outputs: Sequence[Instruction], scans: Sequence[Instruction]) -> tuple[list[Instruction], int, int]:
     """The reductions to schedule, the domain and its reduced atoms."""
     reductions = [i for i in instructions if i.opcode == "reduce"]
     large = [i for i in reductions if reduced_size(i) > INLINE_REDUCTION]
     returning = [i for i in reductions if i not in large and reduced_size(i) > UNROLLED_REDUCTION
                  and any(masks[i.operands[0]] == masks[o] for o in outputs)]
-    if not large and not returning:
+    if scans:
+        main = scans[-1]
+        domain, reduced = masks[main], scanned_mask(main, analysis)
+        if any(masks[i] != domain or scanned_mask(i, analysis) != reduced for i in scans):
+            raise Refusal("producer-consumer", "{} runs along other axes than {}", scans[0], main)
+        if len({cumulative.reverse for i in scans if (cumulative := cumulative_of(i))}) > 1:
+            raise Refusal("producer-consumer", "{} runs in the other direction than {}", scans[0], main)
+    elif not large and not returning:
         domains = {masks[o] for o in outputs}
         if len(domains) != 1:
             raise Refusal("shape", "outputs of different domains")
         return [], domains.pop(), 0
-    main = (large or returning)[-1]
-    domain = masks[main.operands[0]]
-    reduced = domain & ~_result_mask(main, analysis)
+    else:
+        main = (large or returning)[-1]
+        domain = masks[main.operands[0]]
+        reduced = domain & ~_result_mask(main, analysis)
     scheduled = []
     for i in [i for i in reductions if i in large or i in returning]:
         operand = masks[i.operands[0]]
@@ -171,6 +193,13 @@ def _schedule(instructions: Sequence[Instruction], analysis: Axes, masks: Mappin
         elif reduced_size(i) > NESTED_REDUCTION:
             raise Refusal("producer-consumer", "{} reduces other axes than {}", i, main)
     return scheduled, domain, reduced
+
+
+def scanned_mask(scan: Instruction, analysis: Axes) -> int:
+    """The atoms along which a cumulative operation runs."""
+    cumulative = cumulative_of(scan)
+    assert cumulative is not None
+    return sum(1 << atom for atom in analysis.dims(scan)[cumulative.dimension])
 
 
 def reduced_size(reduction: Instruction) -> int:

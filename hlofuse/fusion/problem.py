@@ -6,7 +6,7 @@ implement `FusionProblem`, the algorithms ask only through `CostMemo`, which cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
@@ -41,10 +41,27 @@ class FusionProblem(Protocol):
         """Groups of vertices that read one same external operand: candidates for sibling joins."""
 
     @property
+    def follows_user(self) -> Sequence[bool]:
+        """Has one user and surely belongs to its kernel: in large graphs these are together from the start."""
+
+    @property
     def launch_cost(self) -> float: ...
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         """Predicted time of one kernel that holds `members` and writes `outputs`; None: it has no legal plan."""
+
+    def kernel_floor(
+        self, members: frozenset[int], outputs: frozenset[int], reads: frozenset[int]
+    ) -> tuple[float, float] | None:
+        """The least cost of a kernel of `members` and any vertices before all of them, that writes at least `outputs`
+        and reads at least `reads`; and how much memory time its computation would still hide. None: it has no plan."""
+
+    def remaining_floor(self, position: int, slack: float) -> float:
+        """What the vertices before `position` add at least to kernels whose computation hides `slack`."""
+
+    @property
+    def may_conflict(self) -> Sequence[bool]:
+        """False where `conflict` is false with every vertex that is not fixed: most need not be asked about."""
 
     def conflict(self, u: int, v: int) -> bool:
         """These two may never share a kernel. Cheap."""
@@ -54,6 +71,7 @@ class FusionProblem(Protocol):
 
 
 _CHECKS_PER_EVALUATION = 16
+_MEMBERS_PER_EVALUATION = 64
 _LOOKUPS_PER_EVALUATION = 4  # a lookup stands for weighing a step whose cost is known
 _ALL_PAIRS = 4  # groups of readers up to this size are paired completely, larger ones as a chain
 
@@ -80,6 +98,7 @@ class CostMemo:
         self.problem = problem
         self.pairs = candidate_pairs(problem)
         self.evaluations = 0
+        self.large_evaluations = 0  # what evaluating large kernels takes more
         self.lookups = 0
         self.conflict_checks = 0
         self.operands = [frozenset(o) for o in problem.operands]
@@ -87,6 +106,8 @@ class CostMemo:
         self.must_write = [bool(o) or not u for o, u in zip(problem.is_output, problem.users, strict=True)]
         self.is_fixed = [bool(f) for f in problem.is_fixed]
         self.is_clonable = [bool(c) and not f for c, f in zip(problem.is_clonable, problem.is_fixed, strict=True)]
+        self._fixed = frozenset(v for v, fixed in enumerate(self.is_fixed) if fixed)
+        self._may_conflict = frozenset(v for v, may in enumerate(problem.may_conflict) if may)
         self._costs: dict[tuple[frozenset[int], frozenset[int]], float | None] = {}
         self._held = 0
         self._conflicts: dict[int, bool] = {}
@@ -94,13 +115,15 @@ class CostMemo:
 
     def kernel_cost(self, members: frozenset[int], outputs: frozenset[int]) -> float | None:
         key = (members, outputs)
-        self.lookups += 1
+        large = len(members) // _MEMBERS_PER_EVALUATION
+        self.lookups += 1 + large
         if key in self._costs:
             return self._costs[key]
         if self._held > self.capacity:
             self._costs.clear()
             self._held = 0
         self.evaluations += 1
+        self.large_evaluations += large
         cost = self.problem.kernel_cost(members, outputs)
         if cost is None and len(members) == 1 and self.is_fixed[next(iter(members))]:
             cost = 0.0  # the same constant in every coloring, so any value does
@@ -113,10 +136,13 @@ class CostMemo:
         known = self._conflicts.get(key)
         return self._ask(u, v, key) if known is None else known
 
-    def first_conflict(self, a: Iterable[int], b: Iterable[int]) -> tuple[int, int] | None:
+    def first_conflict(self, a: Collection[int], b: Collection[int]) -> tuple[int, int] | None:
         """The first pair across two vertex sets that may not share a kernel."""
         stride, conflicts = self._stride, self._conflicts
-        b = tuple(b)
+        if self._fixed.isdisjoint(a) and self._fixed.isdisjoint(b):
+            if self._may_conflict.isdisjoint(a) or self._may_conflict.isdisjoint(b):
+                return None
+            a, b = ([v for v in side if v in self._may_conflict] for side in (a, b))
         for u in a:
             for v in b:
                 key = u * stride + v if u < v else v * stride + u
@@ -139,6 +165,5 @@ class CostMemo:
     @property
     def work(self) -> int:
         """What was done so far, in kernel cost evaluations. Counted, not timed: the same on every machine."""
-        return (
-            self.evaluations + self.lookups // _LOOKUPS_PER_EVALUATION + self.conflict_checks // _CHECKS_PER_EVALUATION
-        )
+        lesser = self.lookups // _LOOKUPS_PER_EVALUATION + self.conflict_checks // _CHECKS_PER_EVALUATION
+        return self.evaluations + self.large_evaluations + lesser

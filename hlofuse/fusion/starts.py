@@ -1,4 +1,4 @@
-"""Where the search starts: edge contraction and DSATUR. (The third start is the greedy baseline.)
+"""Where the search starts: single vertices, then edge contraction and DSATUR. (The third start is the greedy baseline.)
 
 Both build a coloring from single vertices by joins that pay; they differ in what is joined first. Contraction takes
 the best gain anywhere; DSATUR the vertex that conflicts with the most kernels, while it still has a choice.
@@ -11,6 +11,33 @@ from collections.abc import Collection
 
 from hlofuse.fusion.moves import clone_into_readers
 from hlofuse.fusion.partition import Coloring
+from hlofuse.fusion.problem import CostMemo
+
+_TOGETHER_FROM = 1000  # vertices; smaller graphs are searched from single vertices
+_MAX_TOGETHER = 16
+
+
+def first_coloring(memo: CostMemo) -> Coloring:
+    """Each vertex alone; in a large graph with what surely belongs to its kernel, because weighing a join takes as long
+    as the kernel has members."""
+    n = memo.problem.num_vertices
+    if n < _TOGETHER_FROM:
+        return Coloring(memo)
+    # Every way out of such a group leads through its last vertex, so groups make no cycle.
+    follows, groups, home = memo.problem.follows_user, [[v] for v in range(n)], list(range(n))
+    for v in reversed(range(n)):
+        if follows[v]:
+            last = home[min(memo.users[v])]
+            if len(groups[last]) < _MAX_TOGETHER:
+                groups[last].append(v)
+                home[v] = last
+                groups[v] = []
+    kernels: list[frozenset[int]] = []
+    for v, group in enumerate(groups):
+        members = frozenset(group)
+        fits = len(group) < 2 or memo.kernel_cost(members, frozenset((v,))) is not None
+        kernels.extend([members] if fits and group else [frozenset((w,)) for w in group])
+    return Coloring(memo, kernels)
 
 
 def contract_edges(
@@ -101,7 +128,7 @@ def color_by_saturation(coloring: Coloring, min_gain: float) -> None:
     for u, v in memo.pairs:
         related[u].append(v)
         related[v].append(u)
-    stake = [coloring.costs[v] * (1 + len(related[v])) for v in range(n)]
+    stake = [coloring.costs[coloring.home(v)] * (1 + len(related[v])) for v in range(n)]
     saturation: list[set[int]] = [set() for _ in range(n)]
     colored = [False] * n
     heap = [(0, -stake[v], v) for v in range(n) if not memo.is_fixed[v]]

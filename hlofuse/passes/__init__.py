@@ -11,6 +11,7 @@ from hlofuse.passes.dce import dce
 from hlofuse.passes.dot_canonicalizer import dot_canonicalizer
 from hlofuse.passes.dot_operand_layout import dot_operand_layout
 from hlofuse.passes.inline_calls import inline_calls
+from hlofuse.passes.one_read_moments import one_read_moments
 from hlofuse.passes.pass_manager import Pass, run_passes
 from hlofuse.passes.reshape_mover import reshape_mover
 
@@ -27,6 +28,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("dot_operand_layout", dot_operand_layout, "a copy that a library call would make fuses with what comes before",
          dialects=("cuda",)),
     Pass("broadcast_sinking", broadcast_sinking, "compute before the broadcast, not once per copy"),
+    Pass("one_read_moments", one_read_moments, "a variance that waits for its mean reads everything twice"),
     Pass("cse", cse, "compute equal values once; barriers stay walls"),
     Pass("dce", dce, "results that nobody reads, loop carries first of all, cost time and memory"),
 )

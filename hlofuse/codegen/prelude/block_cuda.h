@@ -42,6 +42,37 @@ DEVICE void for_kept_whole_tiles(Index end, Body body) {
   }
 }
 
+// The same in batches of STEPS runs, each with its place in the batch: body(start, count, slot), then add(filled).
+template <int THREADS, int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_tile_batches(Index begin, Index end, Body body, Add add) {
+  Index at = begin + THREAD * LANES;
+  for (; at + (STEPS - 1) * THREADS * LANES + LANES <= end; at += STEPS * THREADS * LANES) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) body(at + step * THREADS * LANES, LANES, step * LANES);
+    add(STEPS * LANES);
+  }
+  for (; at < end; at += THREADS * LANES) {
+    const int count = end - at < LANES ? (int)(end - at) : LANES;
+    body(at, count, 0);
+    add(count);
+  }
+}
+
+// The rows [begin, end) of columns in batches of STEPS: body(row, slot), then add(steps).
+template <int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_batches(Index begin, Index end, Body body, Add add) {
+  Index at = begin;
+  for (; at + STEPS <= end; at += STEPS) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) body(at + step, step * LANES);
+    add(STEPS);
+  }
+  for (; at < end; at++) {
+    body(at, 0);
+    add(1);
+  }
+}
+
 // LANES neighboring elements in registers, read and written in words of up to 16 bytes.
 template <class T, int LANES>
 struct alignas(sizeof(T) * LANES < 16 ? sizeof(T) * LANES : 16) Lanes {
@@ -123,47 +154,130 @@ DEVICE T shuffle(T value, int distance) {
   return words.value;
 }
 
+template <int...> struct Numbers {};
+template <int N, int... REST> struct NumbersBelow : NumbersBelow<N - 1, N - 1, REST...> {};
+template <int... REST> struct NumbersBelow<0, REST...> { typedef Numbers<REST...> type; };
+
+// Where the warps leave their values number N.
+template <int WARPS, int N, class T>
+DEVICE SCRATCH(T) warp_slots() {
+  SHARED(T, slots, WARPS);
+  return slots;
+}
+
+template <int WARPS, class Reduce, int... N, class... T>
+DEVICE void fold_warps(Reduce reduce, Numbers<N...>, T&... values) {
+  if ((threadIdx.x % (WARPS * 32)) % 32 == 0) ((warp_slots<WARPS, N, T>()[(threadIdx.x % (WARPS * 32)) / 32] = values), ...);
+  BARRIER();
+  ((values = warp_slots<WARPS, N, T>()[0]), ...);
+#pragma unroll
+  for (int warp = 1; warp < WARPS; warp++) reduce(values..., warp_slots<WARPS, N, T>()[warp]...);
+  BARRIER();
+}
+
 // Folds over THREADS threads in a fixed tree; afterwards every thread has the result. Up to a warp needs no barrier, so
 // that several such groups may share a block.
-template <int THREADS, class Reduce, class A>
-DEVICE void fold_threads(Reduce reduce, A& a) {
+template <int THREADS, class Reduce, class... T>
+DEVICE void fold_threads(Reduce reduce, T&... values) {
 #pragma unroll
   for (int distance = (THREADS < 32 ? THREADS : 32) / 2; distance > 0; distance /= 2)
-    reduce(a, shuffle<THREADS, false>(a, distance));
+    reduce(values..., shuffle<THREADS, false>(values, distance)...);
   if constexpr (THREADS <= 32) {
-    a = shuffle<THREADS, true>(a, 0);
+    ((values = shuffle<THREADS, true>(values, 0)), ...);
   } else {
-    SHARED(A, slots, THREADS / 32);
-    if (THREAD % 32 == 0) slots[THREAD / 32] = a;
-    BARRIER();
-    a = slots[0];
-#pragma unroll
-    for (int warp = 1; warp < THREADS / 32; warp++) reduce(a, slots[warp]);
-    BARRIER();
+    fold_warps<THREADS / 32>(reduce, typename NumbersBelow<sizeof...(T)>::type(), values...);
   }
 }
 
-template <int THREADS, class Reduce, class A, class B>
-DEVICE void fold_threads(Reduce reduce, A& a, B& b) {
+// Adds the `filled` first elements of a batch to lane 0's mean, sum of squared deviations and count (Chan).
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int filled) {
+  T sum = 0, squares = 0;
 #pragma unroll
-  for (int distance = (THREADS < 32 ? THREADS : 32) / 2; distance > 0; distance /= 2)
-    reduce(a, b, shuffle<THREADS, false>(a, distance), shuffle<THREADS, false>(b, distance));
+  for (int k = 1; k < STEPS * LANES; k++)
+    if (k < filled) sum += x[k] - x[0];
+  const T center = x[0] + sum / filled;
+#pragma unroll
+  for (int k = 0; k < STEPS * LANES; k++)
+    if (k < filled) squares += (x[k] - center) * (x[k] - center);
+  reduce(mean[0], deviations[0], count[0], center, squares, (T)filled);
+}
+
+// The same where each lane is a column of its own, of which a batch has `steps` elements.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int steps, int lanes) {
+#pragma unroll
+  for (int l = 0; l < LANES; l++) {
+    if (l >= lanes) continue;
+    T column[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+      if (step < steps) column[step] = x[step * LANES + l];
+    add_moments<1, STEPS>(reduce, mean + l, deviations + l, count + l, column, steps);
+  }
+}
+
+// Calls body(start, count) for each run of LANES indices in [0, end): all threads together, in order; `count` may be 0.
+template <int THREADS, int LANES, class Index, class Body>
+DEVICE void for_scan_tiles(Index end, Body body) {
+  for (Index first = 0; first < end; first += THREADS * LANES) {
+    const Index at = first + THREAD * LANES;
+    body(at, at >= end ? 0 : end - at < LANES ? (int)(end - at) : LANES);
+  }
+}
+
+// The value that thread `source` of this thread's warp (or group, if smaller) has.
+template <int THREADS, class T>
+DEVICE T shuffle_from(T value, int source) {
+  constexpr int WORDS = (sizeof(T) + 3) / 4, WIDTH = THREADS < 32 ? THREADS : 32;
+  union { unsigned bits[WORDS]; T value; } words;
+  words.bits[0] = 0;
+  words.value = value;
+#pragma unroll
+  for (int k = 0; k < WORDS; k++) words.bits[k] = __shfl_sync(group_mask<THREADS>(), words.bits[k], source, WIDTH);
+  return words.value;
+}
+
+// Makes of each value the fold of the carry and of all values up to it, over the runs of all threads in order, and of
+// the carry the last of them: a fixed tree within a warp, and the warps one after another.
+template <int THREADS, int LANES, class Reduce, class T>
+DEVICE void scan_lanes(Reduce reduce, T* values, T& carry) {
+  constexpr int WIDTH = THREADS < 32 ? THREADS : 32;
+  const int place = THREAD % WIDTH;
+#pragma unroll
+  for (int l = 1; l < LANES; l++) {
+    T folded = values[l - 1];
+    reduce(folded, values[l]);
+    values[l] = folded;
+  }
+  T upto = values[LANES - 1];
+#pragma unroll
+  for (int distance = 1; distance < WIDTH; distance *= 2) {
+    T folded = shuffle_from<THREADS>(upto, place >= distance ? place - distance : 0);
+    reduce(folded, upto);
+    if (place >= distance) upto = folded;
+  }
+  const T neighbor = shuffle_from<THREADS>(upto, place > 0 ? place - 1 : 0);
+  T before = carry;
   if constexpr (THREADS <= 32) {
-    a = shuffle<THREADS, true>(a, 0);
-    b = shuffle<THREADS, true>(b, 0);
+    reduce(carry, shuffle_from<THREADS>(upto, WIDTH - 1));
   } else {
-    SHARED(A, slots_a, THREADS / 32);
-    SHARED(B, slots_b, THREADS / 32);
-    if (THREAD % 32 == 0) {
-      slots_a[THREAD / 32] = a;
-      slots_b[THREAD / 32] = b;
+    SHARED(T, slots, THREADS / 32);
+    if (place == 31) slots[THREAD / 32] = upto;
+    BARRIER();
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+      if (warp == THREAD / 32) before = carry;
+      reduce(carry, slots[warp]);
     }
     BARRIER();
-    a = slots_a[0];
-    b = slots_b[0];
+  }
+  if (place > 0) reduce(before, neighbor);
 #pragma unroll
-    for (int warp = 1; warp < THREADS / 32; warp++) reduce(a, b, slots_a[warp], slots_b[warp]);
-    BARRIER();
+  for (int l = 0; l < LANES; l++) {
+    T folded = before;
+    reduce(folded, values[l]);
+    values[l] = folded;
   }
 }
 
@@ -176,4 +290,112 @@ DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   BARRIER();
   __threadfence();
   return last[0];
+}
+
+// Calls body(row, column) for every cell of a tile of rows x COLUMNS, or of fewer columns.
+template <int THREADS, int COLUMNS, class Body>
+DEVICE void for_cells(int rows, int columns, Body body) {
+  for (int cell = THREAD; cell < rows * COLUMNS; cell += THREADS)
+    if (cell % COLUMNS < columns) body(cell / COLUMNS, cell % COLUMNS);
+}
+
+// The updates in [at, at + ROUND) that have a row, in order, as row * ROUND + (update - at) in `list`; returns how many.
+// Between two calls is a barrier of the caller.
+template <int THREADS, int ROUND, class Index, class Row>
+DEVICE int list_updates(Index at, Index end, Row row_of, SCRATCH(unsigned) list, SCRATCH(int) counts) {
+  constexpr int EACH = ROUND / THREADS, WARPS = THREADS / 32;
+  const int lane = THREAD % 32, warp = THREAD / 32;
+  int rows[EACH];
+  int total = 0;
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    const Index update = at + (warp * EACH + k) * 32 + lane;
+    rows[k] = update < end ? row_of(update) : -1;
+  }
+#pragma unroll
+  for (int k = 0; k < EACH; k++) total += __popc(__ballot_sync(0xffffffffu, rows[k] >= 0));
+  if (lane == 0) counts[warp] = total;
+  BARRIER();
+  int place = 0, size = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) {
+    if (w < warp) place += counts[w];
+    size += counts[w];
+  }
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    const unsigned found = __ballot_sync(0xffffffffu, rows[k] >= 0);
+    if (rows[k] >= 0)
+      list[place + __popc(found & ((1u << lane) - 1))] = (unsigned)rows[k] * ROUND + (warp * EACH + k) * 32 + lane;
+    place += __popc(found);
+  }
+  BARRIER();
+  return size;
+}
+
+// Calls fold_row(update, row) for every update in [begin, end) that has a row. A warp owns every WARPS-th row, and of
+// its 32 updates those of one row take turns: the updates of a row come in order.
+template <int THREADS, int ROUND, class Index, class Row, class FoldRow>
+DEVICE void for_updates(Index begin, Index end, Row row_of, FoldRow fold_row) {
+  constexpr int WARPS = THREADS / 32;
+  SHARED(unsigned, list, ROUND);
+  SHARED(int, counts, WARPS);
+  const int lane = THREAD % 32, warp = THREAD / 32;
+  for (Index at = begin; at < end; at += ROUND) {
+    const int size = list_updates<THREADS, ROUND>(at, end, row_of, list, counts);
+    for (int first = 0; first < size; first += 32) {
+      const unsigned entry = first + lane < size ? list[first + lane] : 0u;
+      const int row = first + lane < size ? (int)(entry / ROUND) : -1;
+      const bool mine = row >= 0 && row % WARPS == warp;
+      const unsigned owned = __ballot_sync(0xffffffffu, mine);
+      if (owned == 0) continue;
+      const unsigned same = __match_any_sync(0xffffffffu, mine ? row : -1 - lane);
+      const int turn = mine ? __popc(same & ((1u << lane) - 1)) : -1;
+      for (int now = 0; __any_sync(0xffffffffu, turn >= now); now++) {
+        if (turn == now) fold_row(at + (Index)(entry % ROUND), row);
+        __syncwarp();
+      }
+    }
+  }
+}
+
+// The same, and fold(row, column, read(update, column)) for every column: the warps that own a row have its columns side
+// by side.
+template <int THREADS, int ROUND, int COLUMNS, class Index, class Row, class FoldRow, class Read, class Fold>
+DEVICE void for_wide_updates(Index begin, Index end, int columns, Row row_of, FoldRow fold_row, Read read, Fold fold) {
+  constexpr int WARPS = THREADS / 32, GROUPS = (COLUMNS + 31) / 32;
+  constexpr int ACROSS = GROUPS >= 8 ? 8 : GROUPS >= 4 ? 4 : GROUPS >= 2 ? 2 : 1, DOWN = WARPS / ACROSS, TOGETHER = 4;
+  SHARED(unsigned, list, ROUND);
+  SHARED(int, counts, WARPS);
+  const int lane = THREAD % 32, warp = THREAD / 32;
+  for (Index at = begin; at < end; at += ROUND) {
+    const int size = list_updates<THREADS, ROUND>(at, end, row_of, list, counts);
+    for (int first = 0; first < size; first += 32) {
+      const unsigned entry = first + lane < size ? list[first + lane] : 0u;
+      const bool mine = first + lane < size && (int)(entry / ROUND) % DOWN == warp / ACROSS;
+      unsigned owned = __ballot_sync(0xffffffffu, mine);
+      while (owned != 0) {
+        unsigned entries[TOGETHER];
+        int count = 0;
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+          entries[k] = __shfl_sync(0xffffffffu, entry, owned ? __ffs(owned) - 1 : 0);
+          count += owned != 0;
+          owned &= owned - 1;
+        }
+        if (warp % ACROSS == 0 && lane == 0)
+          for (int k = 0; k < TOGETHER; k++)
+            if (k < count) fold_row(at + (Index)(entries[k] % ROUND), (int)(entries[k] / ROUND));
+        for (int column = warp % ACROSS * 32 + lane; column < columns; column += 32 * ACROSS) {
+          decltype(read(at, column)) values[TOGETHER];
+#pragma unroll
+          for (int k = 0; k < TOGETHER; k++)
+            if (k < count) values[k] = read(at + (Index)(entries[k] % ROUND), column);
+#pragma unroll
+          for (int k = 0; k < TOGETHER; k++)
+            if (k < count) fold((int)(entries[k] / ROUND), column, values[k]);
+        }
+      }
+    }
+  }
 }

@@ -38,6 +38,60 @@ DEVICE void for_kept_whole_tiles(Index end, Body body) {
   for (Index at = 0; at < end; at += LANES) body(at, LANES, (int)at);
 }
 
+// The same in batches of STEPS runs, each with its place in the batch: body(start, count, slot), then add(filled). The
+// compiler makes vectors of lanes, so that a batch is one run, and reciprocals of counts are the lanes' together.
+template <int THREADS, int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_tile_batches(Index begin, Index end, Body body, Add add) {
+  static_assert(STEPS == 1, "");
+  Index at = begin;
+  for (; at + LANES <= end; at += LANES) {
+    body(at, LANES, 0);
+    add(LANES);
+  }
+  if (at < end) {
+    body(at, (int)(end - at), 0);
+    add((int)(end - at));
+  }
+}
+
+// The rows [begin, end) of columns in batches of STEPS: body(row, slot), then add(steps).
+template <int LANES, int STEPS, class Index, class Body, class Add>
+DEVICE void for_batches(Index begin, Index end, Body body, Add add) {
+  static_assert(STEPS == 1, "");
+  for (Index at = begin; at < end; at++) {
+    body(at, 0);
+    add(1);
+  }
+}
+
+// Adds an element to the first `lanes` lanes' mean, sum of squared deviations and count (Welford). Lanes to the left have
+// as many elements or more, so that all have as many if the first and the last have.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments(Reduce, T* RESTRICT mean, T* RESTRICT deviations, T* RESTRICT count, const T* RESTRICT x,
+                        int lanes) {
+  if (count[0] == count[lanes - 1]) {
+    const T share = 1 / (count[0] + 1);
+    for (int l = 0; l < lanes; l++) {
+      const T delta = x[l] - mean[l];
+      mean[l] += delta * share;
+      deviations[l] += delta * (x[l] - mean[l]);
+      count[l] += 1;
+    }
+  } else {
+    for (int l = 0; l < lanes; l++) {
+      const T delta = x[l] - mean[l];
+      count[l] += 1;
+      mean[l] += delta / count[l];
+      deviations[l] += delta * (x[l] - mean[l]);
+    }
+  }
+}
+
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int, int lanes) {
+  add_moments<LANES, 1>(reduce, mean, deviations, count, x, lanes);
+}
+
 // Calls body(row, column) for every element of a tile of at most ROWS x COLUMNS.
 template <int THREADS, int ROWS, int COLUMNS, class Body>
 DEVICE void for_tile(int rows, int columns, Body body) {
@@ -61,7 +115,65 @@ static __attribute__((noinline)) void fold_lanes(Reduce reduce, T*... values) {
 template <int THREADS, class Reduce, class... T>
 DEVICE void fold_threads(Reduce, T&...) {}
 
+// Calls body(start, count) for each run of LANES indices in [0, end), in order; on the GPU all threads together, and
+// `count` may be 0.
+template <int THREADS, int LANES, class Index, class Body>
+DEVICE void for_scan_tiles(Index end, Body body) {
+  for (Index at = 0; at < end; at += LANES) body(at, end - at < LANES ? (int)(end - at) : LANES);
+}
+
+// Makes of each value the fold of the carry and of all values up to it, and of the carry the last of them.
+template <int THREADS, int LANES, class Reduce, class T>
+static __attribute__((noinline)) void scan_lanes(Reduce reduce, T* values, T& carry) {
+  for (int distance = 1; distance < LANES; distance *= 2) {
+    T before[LANES];
+    for (int l = 0; l < LANES; l++) before[l] = values[l];
+    for (int l = distance; l < LANES; l++) {
+      T folded = before[l - distance];
+      reduce(folded, before[l]);
+      values[l] = folded;
+    }
+  }
+  const T first = carry;
+  for (int l = 0; l < LANES; l++) {
+    T folded = first;
+    reduce(folded, values[l]);
+    values[l] = folded;
+  }
+  carry = values[LANES - 1];
+}
+
 // True in the one block that finishes last of `blocks`; the others' writes are visible to it.
 DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   return __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == blocks;
+}
+
+// Calls body(row, column) for every cell of a tile of rows x COLUMNS, or of fewer columns.
+template <int THREADS, int COLUMNS, class Body>
+DEVICE void for_cells(int rows, int columns, Body body) {
+  for_tile<THREADS, 0, COLUMNS>(rows, columns, body);
+}
+
+// Calls fold_row(update, row) for every update in [begin, end) that has a row, in order.
+template <int THREADS, int ROUND, class Index, class Row, class FoldRow>
+DEVICE void for_updates(Index begin, Index end, Row row_of, FoldRow fold_row) {
+  for (Index update = begin; update < end; update++) {
+    const int row = row_of(update);
+    if (row >= 0) fold_row(update, row);
+  }
+}
+
+// The same, and fold(row, column, read(update, column)) for every column.
+template <int THREADS, int ROUND, int COLUMNS, class Index, class Row, class FoldRow, class Read, class Fold>
+DEVICE void for_wide_updates(Index begin, Index end, int columns, Row row_of, FoldRow fold_row, Read read, Fold fold) {
+  for (Index update = begin; update < end; update++) {
+    const int row = row_of(update);
+    if (row < 0) continue;
+    fold_row(update, row);
+    if (columns == COLUMNS) {
+      for (int column = 0; column < COLUMNS; column++) fold(row, column, read(update, column));
+    } else {
+      for (int column = 0; column < columns; column++) fold(row, column, read(update, column));
+    }
+  }
 }
