@@ -60,6 +60,7 @@ def in_prelude(program: str, old: str, new: str, caught: str | None, nth: int = 
 
 LAST_LINE = "if (LANES > 1 && at < end) body(at, (int)(end - at));"
 FENCE, BARRIER, ONE_THREAD = r"__threadfence\(\);", r"  BARRIER\(\);", r"if \(THREAD == 0\)"
+ONE_LANE = "if ((threadIdx.x % (WARPS * 32)) % 32 == 0)"
 MUTANTS = {
     "no barrier after the partial results of warps": Mutant(
         "rows", BARRIER, "", "slots.*unordered|nothing has written", 0, True
@@ -93,8 +94,8 @@ MUTANTS = {
     ),
     "a shuffle one further": in_prelude(
         "short rows",
-        "reduce(a, shuffle<THREADS, false>(a, distance));",
-        "reduce(a, shuffle<THREADS, false>(a, distance + 1));",
+        "shuffle<THREADS, false>(values, distance)",
+        "shuffle<THREADS, false>(values, distance + 1)",
         None,
     ),
     "the mask of another group": in_prelude(
@@ -114,20 +115,20 @@ MUTANTS = {
     ),
     "partial results of every other warp": in_prelude(
         "rows",
-        "if (THREAD % 32 == 0) slots[THREAD / 32] = a;",
-        "if (THREAD % 64 == 0) slots[THREAD / 32] = a;",
+        ONE_LANE,
+        ONE_LANE.replace("% 32 == 0", "% 64 == 0"),
         "nothing has written",
     ),
     "every lane writes its warp's slot": in_prelude(
         "rows",
-        "if (THREAD % 32 == 0) slots[THREAD / 32] = a;",
-        "slots[THREAD / 32] = a;",
+        ONE_LANE,
+        "",
         "write of slots.*unordered with the write",
     ),
     "a slot too few": in_prelude(
         "rows",
-        "SHARED(A, slots, THREADS / 32);",
-        "SHARED(A, slots, THREADS / 32 - 1);",
+        "SHARED(T, slots, WARPS);",
+        "SHARED(T, slots, WARPS - 1);",
         "outside of slots: index 3, it has 3 elements",
     ),
     "a narrow tile": Mutant("transpose", r"32 \* 33\);", "32 * 32);", "outside of x_tile"),

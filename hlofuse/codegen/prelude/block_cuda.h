@@ -160,7 +160,7 @@ template <int... REST> struct NumbersBelow<0, REST...> { typedef Numbers<REST...
 
 // Where the warps leave their values number N.
 template <int WARPS, int N, class T>
-DEVICE T* warp_slots() {
+DEVICE SCRATCH(T) warp_slots() {
   SHARED(T, slots, WARPS);
   return slots;
 }
@@ -301,8 +301,8 @@ DEVICE void for_cells(int rows, int columns, Body body) {
 
 // The updates in [at, at + ROUND) that have a row, in order, as row * ROUND + (update - at) in `list`; returns how many.
 // Between two calls is a barrier of the caller.
-template <int THREADS, int ROUND, class Index, class Row, class List, class Counts>
-DEVICE int list_updates(Index at, Index end, Row row_of, List& list, Counts& counts) {
+template <int THREADS, int ROUND, class Index, class Row>
+DEVICE int list_updates(Index at, Index end, Row row_of, SCRATCH(unsigned) list, SCRATCH(int) counts) {
   constexpr int EACH = ROUND / THREADS, WARPS = THREADS / 32;
   const int lane = THREAD % 32, warp = THREAD / 32;
   int rows[EACH];
