@@ -250,9 +250,9 @@ def test_memory_that_runs_out_is_asked_for_again_without_what_was_kept(monkeypat
         return allocate(size)
 
     monkeypatch.setattr(program.backend, "allocate", fail_once)
-    program._replays["kept"] = (None, None)
+    program._replays["kept"] = program._arenas["kept"] = None
     np.testing.assert_allclose(program(operands)[0], np.sin(1) * np.eye(4), rtol=1e-6)
-    assert not program._replays
+    assert not program._replays and not program._arenas
 
     def fail(size):
         raise MemoryError("no more")
