@@ -28,7 +28,7 @@ SEEN_ADDRESSES = 64  # how many earlier calls a new one is compared with
 
 @dataclass
 class _Call:
-    """The memory of one call: `bases` by buffer that is not in the arena, `loose` arrays as they come about."""
+    """The memory of one call. By buffer: `addresses`, and `loose` arrays, as they come about."""
 
     operands: Sequence[Any]
     results: list[Any]
@@ -41,7 +41,8 @@ class _Call:
 class ArrayExecutable:
     """A built program. Call it with flat operands (as the backend's `take_in` gives them); it gives the flat results.
 
-    `donated` operands may be overwritten, and their memory returned; the caller says which really were given away.
+    Operands that it was built to be given may be overwritten, and their memory returned: whoever calls it answers for
+    that.
     """
 
     def __init__(self, compilation: Any, program: Program, backend: ArrayBackend,
