@@ -45,21 +45,22 @@ class Task:
 
 @dataclass(frozen=True)
 class Stage:
-    """`parallel`: nothing here is timed, so that several children may work at once."""
+    """`jobs`: how many children may work at once, where nothing is timed."""
 
     part: str
     per_workload: bool
-    parallel: bool = False
+    jobs: int = 1
 
 
 # The most important first.
 STAGES = (
     Stage("environment", per_workload=False),
     Stage("first_calls", per_workload=False),
-    Stage("small", per_workload=True, parallel=True),
+    Stage("small", per_workload=True, jobs=16),
     Stage("copy", per_workload=False),
     Stage("full", per_workload=True),
     Stage("overhead", per_workload=False),
+    Stage("values", per_workload=True, jobs=3),
     Stage("loops", per_workload=True),
     Stage("kernels", per_workload=True),
 )
@@ -165,7 +166,7 @@ def run(stages: Sequence[Stage], workloads: Sequence[str], loops: Sequence[str],
 
     for stage in stages:
         todo = [t for t in tasks_of(stage, workloads, loops) if t.key not in results.tasks]
-        workers = children if stage.parallel else children[:1]
+        workers = children[: stage.jobs]
         shares = [todo[n :: len(workers)] for n in range(len(workers))]
 
         def work_all(share: Sequence[Task], child: Child) -> None:
@@ -174,9 +175,8 @@ def run(stages: Sequence[Stage], workloads: Sequence[str], loops: Sequence[str],
 
         with ThreadPoolExecutor(len(workers)) as pool:
             list(pool.map(work_all, shares, workers))
-        if stage.parallel:
-            for child in workers[1:]:
-                child.stop()  # its memory on the GPU is wanted, and its silence
+        for child in workers[1:]:
+            child.stop()  # its memory on the GPU is wanted, and its silence
     return left
 
 

@@ -22,13 +22,13 @@ from hlofuse.runtime.array_program import Buffer, Program, Step, View, build_pro
 from hlofuse.runtime.unit_builder import BuildFailure
 from hlofuse.runtime.xla_runtime import KernelInfo, complain, kernel_infos
 
-MAX_REPLAYS = 8      # recorded graphs of one program; each keeps an arena
+MAX_REPLAYS = 8      # recorded graphs of one program
 SEEN_ADDRESSES = 64  # how many earlier calls a new one is compared with
 
 
 @dataclass
 class _Call:
-    """The memory of one call: `bases` by buffer that is not in the arena, `loose` arrays as they come about."""
+    """The memory of one call. By buffer: `addresses`, and `loose` arrays, as they come about."""
 
     operands: Sequence[Any]
     results: list[Any]
@@ -41,7 +41,8 @@ class _Call:
 class ArrayExecutable:
     """A built program. Call it with flat operands (as the backend's `take_in` gives them); it gives the flat results.
 
-    `donated` operands may be overwritten, and their memory returned; the caller says which really were given away.
+    Operands that it was built to be given may be overwritten, and their memory returned: whoever calls it answers for
+    that.
     """
 
     def __init__(self, compilation: Any, program: Program, backend: ArrayBackend,
@@ -51,7 +52,8 @@ class ArrayExecutable:
         self.backend = backend
         self.problems = problems     # of the kernels that run through JAX, and why
         self.constants = [backend.upload(value) for value in program.constants]
-        self._replays: OrderedDict[Any, tuple[Replay, Any]] = OrderedDict()
+        self._replays: OrderedDict[Any, Replay] = OrderedDict()
+        self._arenas: dict[Any, Any] = {}    # of recorded work, by stream: on one stream it runs in order
         self._seen: OrderedDict[Any, None] = OrderedDict()
         self._is_recordable = program.is_recordable
         self._lock = threading.RLock()
@@ -89,11 +91,12 @@ class ArrayExecutable:
             # Nothing has run yet: what recorded work keeps can go, and the second failure is the caller's.
             with self._lock:
                 self._replays.clear()
+                self._arenas.clear()
             self.backend.release_memory()
             return self.backend.allocate(size)
 
-    def _new_call(self, operands: Sequence[Any], results: list[Any]) -> _Call:
-        arena = self._allocate(self.program.arena_bytes)
+    def _new_call(self, operands: Sequence[Any], results: list[Any], arena: Any = None) -> _Call:
+        arena = self._allocate(self.program.arena_bytes) if arena is None else arena
         base = self.backend.address(arena)
         return _Call(operands, results, arena, base, self._addresses(operands, results, base), {})
 
@@ -167,17 +170,18 @@ class ArrayExecutable:
         """Whether the work at these addresses was recorded, now or before, and is launched. Recorded is what comes for
         the second time: the first call has loaded the kernels, and addresses that never return are not worth it."""
         address = self.backend.address
-        key = (self.backend.stream_key(), *map(address, operands), *(address(x) for x in results if x is not None))
+        stream = self.backend.stream_key()
+        key = (stream, *map(address, operands), *(address(x) for x in results if x is not None))
         with self._lock:
             if key in self._replays:
                 self._replays.move_to_end(key)
             elif key in self._seen:
-                call = self._new_call(operands, results)
+                call = self._new_call(operands, results, self._arenas.get(stream))
                 replay = self.backend.capture(lambda: self._issue(call))
                 if replay is None:
                     self._is_recordable = False
                     return False
-                self._replays[key] = (replay, call.arena)
+                self._replays[key], self._arenas[stream] = replay, call.arena
                 if len(self._replays) > MAX_REPLAYS:
                     self._replays.popitem(last=False)
             else:
@@ -186,7 +190,7 @@ class ArrayExecutable:
                     self._seen.popitem(last=False)
                 return False
             # Under the lock: one graph may not be launched by two threads at a time.
-            self._replays[key][0].launch()
+            self._replays[key].launch()
             return True
 
 
