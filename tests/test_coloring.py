@@ -419,9 +419,9 @@ def test_statistics_tell_which_start_won() -> None:
     assert MIN_GAIN > 0
 
 
-def test_large_graphs_start_from_what_surely_belongs_together() -> None:
+@pytest.mark.parametrize("n", [1200, 2000])    # with and without DSATUR among the starts
+def test_large_graphs_start_from_what_surely_belongs_together(n: int) -> None:
     """A long chain is weighed a few times for each vertex, each time a kernel of bounded size."""
-    n = 2000
     problem = chain(*[4.0] * n, max_members=400)
     alone = color_graph(problem)
     together = TogetherProblem(**vars(problem))
@@ -430,7 +430,7 @@ def test_large_graphs_start_from_what_surely_belongs_together() -> None:
     coloring.validate()
     check_by_running(together, coloring)
     assert len(coloring.kernels) <= len(alone.kernels) + 1
-    assert together.cost_calls < n
+    assert together.cost_calls < 2 * n
 
 
 class TogetherProblem(RandomProblem):

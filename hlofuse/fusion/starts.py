@@ -148,7 +148,7 @@ def color_by_saturation(coloring: Coloring, min_gain: float) -> None:
 def _join_best(coloring: Coloring, v: int, colors: set[int], min_gain: float) -> int:
     own = coloring.home(v)
     gains = []
-    for k in sorted(colors):
+    for k in sorted(colors - {own}):    # vertices that started together share a color already
         gain = coloring.join_gain(own, k)
         if gain is not None and gain > min_gain:
             gains.append((-gain, k))
