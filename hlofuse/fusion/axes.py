@@ -7,7 +7,7 @@ Two dimensions of one value never share an atom, so `x + x.T` is a shifted read 
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from hlofuse.fusion.cumulative import is_scanned
@@ -24,7 +24,9 @@ Dims = tuple[Dim, ...]
 class Axes:
     """The atoms of every instruction of a list in post-order; `dims` and `mask` read them off afterwards."""
 
-    def __init__(self, instructions: Iterable[Instruction]) -> None:
+    def __init__(self, instructions: Iterable[Instruction], loops: Collection[Instruction] | None = None) -> None:
+        """`loops` are the `while` instructions whose bodies have a part in this; None: all of them."""
+        self._chosen = loops
         self._size: list[int] = []
         self._parent: list[int] = []
         self._children: list[Dim | None] = []
@@ -170,7 +172,8 @@ class Axes:
         if isinstance(i.shape, TupleShape):
             if i.opcode in ("reduce", "fusion-reduce"):
                 return self._reduce(i)
-            if i.opcode == "while" and has_structure(i):
+            is_part = self._chosen is None or i in self._chosen or self._in_loop
+            if i.opcode == "while" and is_part and has_structure(i):
                 self._loop(loop_structure(i))
             return ()
         rule = getattr(self, "_" + i.opcode.replace("-", "_"), None)

@@ -51,7 +51,7 @@ class FusionGraph:
         users = computation.users
         self.loop_states = {loop.operands[0] for loop in self.loops
                             if all(u in self.loops for u in users[loop.operands[0]])}
-        self.axes = Axes(computation.instructions)
+        self.axes = Axes(computation.instructions, self.loops)
         self.vertices: list[Vertex] = []
         self.vertex_of: dict[Instruction, int] = {}
         self.free: set[Instruction] = set()

@@ -96,7 +96,7 @@ class LoopStructure:
         return _affine(value, self.elements, self.counter, variable(name, self.counter.trips))
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _structure(loop: Instruction) -> LoopStructure | LoopRefusal:
     try:
         return _find_structure(loop)

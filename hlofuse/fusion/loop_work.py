@@ -22,7 +22,7 @@ def trips(s: LoopStructure) -> int:
     return ASSUMED_TRIPS if s.counter is None else s.counter.trips
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def loop_work(loop: Instruction) -> dict[str, float]:
     """Operations by unit of one lane, all steps together. An array's are spread over the lanes of the largest carry."""
     s = loop_structure(loop)

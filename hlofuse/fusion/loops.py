@@ -17,6 +17,7 @@ from hlofuse.fusion.loop_work import loop_registers
 from hlofuse.fusion.plan import NESTED_REDUCTION, Refusal, Segment, make_plan, reduced_size
 from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import FUSIBLE, Shape
 from hlofuse.hlo.traverse import clone_computation, rebuild, with_changes
 
@@ -44,6 +45,7 @@ def find_loops(computation: Computation, is_fusible: Callable[[Instruction], boo
             continue
         try:
             _check_use(i, computation, outputs)
+            _check_opcodes(i)
             prepared[i] = ready = prepare_loop(i)
             for s in loops_of(ready.loop):
                 _check_values(s, is_fusible)
@@ -84,6 +86,16 @@ def _check_use(loop: Instruction, computation: Computation, outputs: set[Instruc
         raise LoopRefusal("state", "the result is used as a whole")
     if any(u.opcode == "tuple" and u is not computation.root for u in users):
         raise LoopRefusal("state", "the result is used as a whole")
+
+
+def _check_opcodes(loop: Instruction) -> None:
+    """What needs no closer look: most loops that stay loops are large."""
+    body = loop.attrs["body"].instructions
+    for i in body:
+        if OPCODES[i.opcode].kind is Kind.OPAQUE or i.opcode in ("convolution", "sort", "call"):
+            raise LoopRefusal("library", f"the body has a {i.opcode}, which no lane computes")
+    if len(body) > 4 * MAX_BODY:
+        raise LoopRefusal("memory", f"a step has {len(body)} instructions, the limit is {MAX_BODY}")
 
 
 def _check_values(s: LoopStructure, is_fusible: Callable[[Instruction], bool]) -> None:
