@@ -51,6 +51,8 @@ class Dialect:
     column_blocks: int      # how many blocks a column reduction wants
     row_batch: int          # runs of a row, and rows of a column, that a thread folds at once (codegen/batches.py)
     column_batch: int
+    time_lanes: int         # lanes of one thread that run a loop in step
+    time_minimum: int       # as `vector_minimum`, for loops: an axis of its own is cheaper than flattened indices
 
     @property
     def prelude(self) -> str:
@@ -146,13 +148,15 @@ HOST = Dialect(
     name="host", threads=1, max_row_threads=1, lanes=64, row_lanes=64,
     column_lanes=1024, column_threads=1, keep_elements=16384, keep_loads=False, vector_bytes=0, group_threads=1,
     vector_minimum=48, unroll_minor=4, short_row=24, tile_elements=8192, transpose_threads=1, transpose_tile=128,
-    split_below=8, chunk_elements=16384, column_blocks=16, row_batch=1, column_batch=1)
+    split_below=8, chunk_elements=16384, column_blocks=16, row_batch=1, column_batch=1,
+    time_lanes=256, time_minimum=16)
 
 CUDA = Dialect(
     name="cuda", threads=256, max_row_threads=1024, lanes=4, row_lanes=4,
     column_lanes=1, column_threads=128, keep_elements=16, keep_loads=True, vector_bytes=16, group_threads=256,
     vector_minimum=512, unroll_minor=0, short_row=0, tile_elements=2048, transpose_threads=256, transpose_tile=32,
-    split_below=264, chunk_elements=4096, column_blocks=1056, row_batch=4, column_batch=8)
+    split_below=264, chunk_elements=4096, column_blocks=1056, row_batch=4, column_batch=8,
+    time_lanes=1, time_minimum=512)
 
 # CUDA's text under another prelude, in which the threads of a block are fibers on the CPU and everything is checked.
 SIMT = replace(CUDA, name="simt")

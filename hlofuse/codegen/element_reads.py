@@ -202,6 +202,29 @@ def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
     return v.scope.memo[(i, index)]
 
 
+def _dot(v: Values, i: Instruction, index: Indices) -> str:
+    """A sum over few terms, in order."""
+    (left, right), attrs = i.operands, i.attrs
+    batch = (tuple(attrs.get("lhs_batch_dims", ())), tuple(attrs.get("rhs_batch_dims", ())))
+    over = (tuple(attrs["lhs_contracting_dims"]), tuple(attrs["rhs_contracting_dims"]))
+    places: list[list[Index]] = [[ZERO] * len(left.dims), [ZERO] * len(right.dims)]
+    rest = list(index[len(batch[0]):])
+    for side, operand in enumerate(i.operands):
+        for d, place in zip(batch[side], index, strict=False):
+            places[side][d] = place
+        for d in range(len(operand.dims)):
+            if d not in batch[side] and d not in over[side]:
+                places[side][d] = rest.pop(0)
+    text = ""
+    for term in np.ndindex(*(left.dims[d] for d in over[0])):
+        for side in (0, 1):
+            for d, position in zip(over[side], term, strict=True):
+                places[side][d] = constant(int(position))
+        product = f"{v.at(left, tuple(places[0]))} * {v.at(right, tuple(places[1]))}"
+        text = f"{text} + {product}" if text else product
+    return v.declare(i, text or "0")
+
+
 def _copy(v: Values, i: Instruction, index: Indices) -> str:
     return v.at(i.operands[0], index)
 
@@ -210,6 +233,6 @@ READS: dict[str, Callable[[Values, Instruction, Indices], str]] = {
     "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
     "slice": _slice, "reverse": _reverse, "iota": _iota, "pad": _pad, "concatenate": _concatenate,
     "dynamic-slice": _dynamic_slice, "dynamic-update-slice": _dynamic_update_slice, "gather": _gather,
-    "reduce": _reduce, "reduce-window": _reduce_window, "get-tuple-element": _get_tuple_element, "copy": _copy,
-    "bitcast": _reshape,
+    "dot": _dot, "reduce": _reduce, "reduce-window": _reduce_window, "get-tuple-element": _get_tuple_element,
+    "copy": _copy, "bitcast": _reshape,
 }

@@ -18,6 +18,7 @@ from hlofuse.codegen.scalar_expr import c_type, storage_type
 from hlofuse.codegen.scan import Scan, scans_needed
 from hlofuse.codegen.scatter_form import write_scatter
 from hlofuse.codegen.sizing import has_branches, round_up
+from hlofuse.codegen.time_loop import write_time_loop
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.plan import Axis
 from hlofuse.hlo.index_map import Index, Var, constant, linearize, to_c, variable
@@ -518,6 +519,7 @@ FORMS: dict[str, Callable[[Nest], int]] = {
     "scatter": write_scatter,
     "scanned row": write_scanned_row,
     "scanned column": write_scanned_column,
+    "time loop": write_time_loop,
 }
 
 
@@ -528,6 +530,8 @@ def choose_form(nest: Nest) -> str:
         return "scatter"
     if plan.scans:
         return "scanned row" if plan.lanes_reduced else "scanned column"
+    if plan.loops:
+        return "time loop"
     if not plan.levels:
         return "transpose" if plan.staged else "loop"
     if plan.lanes_reduced:

@@ -14,6 +14,7 @@ from hlofuse.codegen.dialect import Argument, BlockShape, Dialect, Piece
 from hlofuse.codegen.forms import FORMS, choose_form
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.values import EmitError
+from hlofuse.fusion.loop_work import loop_work
 from hlofuse.fusion.plan import Plan, Segment
 from hlofuse.hlo.index_map import linearize
 from hlofuse.hlo.module import post_order
@@ -125,6 +126,7 @@ def _write(plan: Plan, dialect: Dialect, threads: int | None) -> _Written:
     body = constants + "".join(f"  {line}\n" for line in nest.values.root.lines)
     instructions = plan.computation.instructions
     work = sum(max(1, int(OPCODES[i.opcode].ops)) for i in instructions)
+    work += int(sum(sum(loop_work(loop).values()) for loop in plan.loops))
     if any(OPCODES[i.opcode].unit in ("special", "div") for i in instructions):
         work *= 4
     return _Written(form, nest.arguments(), body, blocks, nest, plan.points * work)

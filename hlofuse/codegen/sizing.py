@@ -52,14 +52,16 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     if plan.scans and plan.lanes_reduced:
         return _size_row(plan, plan.parallel, (), plan.reduced,
                          replace(dialect, max_row_threads=min(dialect.max_row_threads, dialect.threads)))
-    is_loop = not plan.levels and not plan.scans
+    is_loop = not plan.levels and not plan.scans and not plan.loops
     if is_loop and len(axes) > 1 and axes[-1].size <= dialect.unroll_minor and has_branches(plan.computation):
-        outer, vector = _innermost(axes[:-1], dialect)
+        outer, vector = _innermost(axes[:-1], dialect.vector_minimum)
         return replace(_size_loop(plan, outer, vector, dialect), unrolled=axes[-1:])
     last_kind = axes[-1].reduced if axes else False
     inner = tuple(a for a in axes if a.reduced == last_kind)
     other = tuple(a for a in axes if a.reduced != last_kind)
-    rest, vector = _innermost(inner, dialect)
+    rest, vector = _innermost(inner, dialect.time_minimum if plan.loops else dialect.vector_minimum)
+    if plan.loops:
+        return _size_time_loop(rest, vector, dialect)
     if is_loop:
         return _size_loop(plan, rest, vector, dialect)
     if plan.lanes_reduced:
@@ -67,10 +69,10 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     return _size_column(plan, rest, other, vector, dialect)
 
 
-def _innermost(axes: tuple[Axis, ...], dialect: Dialect) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+def _innermost(axes: tuple[Axis, ...], least: int) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """The outer axes, and as many of the innermost as make a loop long enough for lanes."""
     cut, size = len(axes), 1
-    while cut and size < dialect.vector_minimum:
+    while cut and size < least:
         cut -= 1
         size *= axes[cut].size
     return axes[:cut], axes[cut:]
@@ -110,6 +112,20 @@ def _size_loop(plan: Plan, outer: tuple[Axis, ...], vector: tuple[Axis, ...], di
     threads = 1 if dialect.threads == 1 else min(dialect.threads, round_up(-(-size // lanes), 32))
     tile = size if size <= dialect.tile_elements * 3 // 2 else dialect.tile_elements
     return Sizing(outer, (), vector, threads, lanes, max(tile, 1), 1)
+
+
+def _size_time_loop(outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
+    """Blocks are small: every lane runs long, and there should be a block for each part of the machine."""
+    size = math.prod(a.size for a in vector)
+    lanes = min(dialect.time_lanes, _power_of_two(size))
+    threads = 1
+    if dialect.threads > 1:
+        total = size * math.prod(a.size for a in outer)
+        threads = 32
+        while threads < dialect.threads and total >= 2 * threads * dialect.column_blocks:
+            threads *= 2
+        threads = min(threads, round_up(size, 32))
+    return Sizing(outer, (), vector, threads, lanes, min(size, max(threads * lanes, 1)), 1)
 
 
 def _size_row(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],

@@ -24,6 +24,17 @@ from hlofuse.hlo.index_map import ZERO, Condition, Index, Indices, Var, constant
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
 
+Key = tuple[Instruction, Indices]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reading of a value: `caller` needs it (None: a form does), `guarded` where only one side of a branch does."""
+
+    caller: Key | None
+    key: Key
+    guarded: bool
+
 
 @dataclass
 class Scope:
@@ -36,6 +47,7 @@ class Scope:
     lines: list[str] = field(default_factory=list)
     memo: dict[tuple[Instruction, Indices], str] = field(default_factory=dict)
     starts: dict[tuple[Instruction, Indices, int], str] = field(default_factory=dict)
+    owned: frozenset[Instruction] = frozenset()   # values that change with this block: they are written in no outer one
 
     def chain(self) -> Iterator[Scope]:
         scope: Scope | None = self
@@ -60,6 +72,12 @@ class Values:
         self.breakpoints: dict[str, set[int]] | None = None
         self.reads: dict[Instruction, set[Indices]] = {}
         self.commented: set[Instruction] = set()
+        self.sources: dict[Instruction, Callable[[Indices], str]] = {}    # what loops hold of their states
+        self.aliases: dict[Instruction, Instruction] = {}    # what a loop reads of its state, and never changes
+        self.positions: dict[Instruction, Index] = {}   # start indices that are known as functions of a time step
+        self.requests: list[Request] | None = None      # kept while a loop asks what its steps need
+        self.unrolled = 0    # inline reductions of at most so many elements are written out whatever they are
+        self._callers: list[Key] = []
 
     # --- scopes and names -------------------------------------------------------------------------------------------
 
@@ -92,11 +110,11 @@ class Values:
                 scope.lines, scope.memo, scope.starts, scope.variables = lines, memo, starts, variables
             self.used, self.reducers, self.reads, self.commented = used, reducers, reads, commented
 
-    def _home(self, index: Indices) -> Scope:
-        """The outermost scope in which the index can be computed."""
+    def _home(self, instruction: Instruction, index: Indices) -> Scope:
+        """The outermost scope in which the element can be computed."""
         names = {v.name for i in index for v in i.variables}
         for scope in self.scope.chain():
-            if scope.guard or scope.parent is None or names & scope.variables:
+            if scope.guard or scope.parent is None or names & scope.variables or instruction in scope.owned:
                 return scope
         return self.root
 
@@ -104,19 +122,26 @@ class Values:
 
     def at(self, instruction: Instruction, index: Indices) -> str:
         """The C++ expression (a name or a literal) of one element."""
+        while instruction in self.aliases:
+            instruction = self.aliases[instruction]
         splat = splat_literal(instruction)
         if splat is not None:
             return literal_expr(splat, instruction.element_type)
         key = (instruction, index)
+        if self.requests is not None:
+            guarded = any(s.guard for s in self.scope.chain())
+            self.requests.append(Request(self._callers[-1] if self._callers else None, key, guarded))
         for scope in self.scope.chain():
             if key in scope.memo:
                 return scope.memo[key]
-        home, outer = self._home(index), self.scope
+        home, outer = self._home(instruction, index), self.scope
         self.scope = home
+        self._callers.append(key)
         try:
             text = self._compute(instruction, index)
         finally:
             self.scope = outer
+            self._callers.pop()
         home.memo[key] = text
         return text
 
@@ -138,6 +163,8 @@ class Values:
             raise EmitError(f"{i!r} is read at another place than where it is reduced")
         if i.opcode == "parameter":
             return self.parameter(i, index)
+        if i in self.sources:
+            return self.sources[i](index)
         rule = READS.get(i.opcode)
         if rule is not None:
             return rule(self, i, index)
@@ -194,12 +221,15 @@ class Values:
         """A runtime start index as a variable with range [0, high], as HLO clamps it."""
         if high <= 0:
             return ZERO
+        known = self.positions.get(operand)
+        if known is not None and 0 <= known.bounds[0] and known.bounds[1] <= high:
+            return known
         key = (operand, index, high)
         for scope in self.scope.chain():
             if key in scope.starts:
                 return var(scope.starts[key], 0, high)
         value = self.at(operand, index)
-        home = self._home(index)
+        home = self._home(operand, index)
         name = self.name(hint)
         home.lines.append(f"const {self.index_type} {name} = {_clamp_expr(operand, value, high, self.index_type)};")
         home.starts[key] = name
@@ -244,7 +274,7 @@ class Values:
             lines.extend("  " + line for line in taken.lines)
             lines.append("}")
 
-        if math.prod(sizes) <= written_out:
+        if math.prod(sizes) <= max(written_out, self.unrolled):
             for position in np.ndindex(*sizes):
                 fold(tuple(constant(int(p)) for p in position))
             return accumulators

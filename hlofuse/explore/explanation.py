@@ -25,6 +25,10 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
     if fused.graph.left:
         lines.extend(f"{names[i]}: left to XLA, {reason}" for i, reason in fused.graph.left.items())
         lines.append("")
+    if fused.loop_refusals:
+        lines.append("loops that stay loops, and why")
+        lines.extend(f"  {names[loop]}: {reason}" for loop, reason in fused.loop_refusals.items())
+        lines.append("")
     lines.append("producer -> consumer: what became of the edge")
     lines.extend(f"  {names[_instruction(fused, d.producer)]} -> {names[_instruction(fused, d.consumer)]}: "
                  f"{_decision(fused, d, names)}" for d in explain_edges(fused.coloring))
@@ -83,6 +87,8 @@ def _fixed(fused: Fused, d: EdgeDecision, names: Any) -> str:
 
 def _conflict(fused: Fused, d: EdgeDecision, names: Any) -> str:
     u, v = d.conflict or (d.producer, d.consumer)
+    if _instruction(fused, u) in fused.graph.loops or _instruction(fused, v) in fused.graph.loops:
+        return f"producer-consumer: {fused.costs.loop_conflict(u, v)}"
     return (f"producer-consumer: {names[_instruction(fused, u)]} and {names[_instruction(fused, v)]} reduce different "
             "axes")
 

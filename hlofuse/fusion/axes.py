@@ -7,12 +7,13 @@ Two dimensions of one value never share an atom, so `x + x.T` is a shifted read 
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from hlofuse.fusion.cumulative import is_scanned
+from hlofuse.fusion.loop_structure import LoopStructure, has_structure, loop_structure
 from hlofuse.hlo.index_map import reshape_groups
-from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.module import Instruction, post_order
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape, TupleShape
 
@@ -23,7 +24,9 @@ Dims = tuple[Dim, ...]
 class Axes:
     """The atoms of every instruction of a list in post-order; `dims` and `mask` read them off afterwards."""
 
-    def __init__(self, instructions: Iterable[Instruction]) -> None:
+    def __init__(self, instructions: Iterable[Instruction], loops: Collection[Instruction] | None = None) -> None:
+        """`loops` are the `while` instructions whose bodies have a part in this; None: all of them."""
+        self._chosen = loops
         self._size: list[int] = []
         self._parent: list[int] = []
         self._children: list[Dim | None] = []
@@ -32,6 +35,9 @@ class Axes:
         self._resolved: dict[Instruction, Dims] = {}
         self.shifted: set[tuple[Instruction, int]] = set()   # (reader, operand number)
         self._scattered: dict[tuple[Instruction, bool, tuple[int, ...]], Dims] = {}
+        self._in_loop = False
+        self.permuted: set[tuple[Instruction, int, int]] = set()  # (loop, carry, dimension) of other axes in each step
+        self._loops: dict[Instruction, tuple[Dims, ...]] = {}   # of each element of a loop's state
         for instruction in instructions:
             self._raw[instruction] = self._rule(instruction)
 
@@ -166,6 +172,9 @@ class Axes:
         if isinstance(i.shape, TupleShape):
             if i.opcode in ("reduce", "fusion-reduce"):
                 return self._reduce(i)
+            is_part = self._chosen is None or i in self._chosen or self._in_loop
+            if i.opcode == "while" and is_part and has_structure(i):
+                self._loop(loop_structure(i))
             return ()
         rule = getattr(self, "_" + i.opcode.replace("-", "_"), None)
         if rule is not None:
@@ -179,6 +188,8 @@ class Axes:
         for k, operand in enumerate(i.operands):
             if operand.dims != i.dims:
                 continue   # a scalar predicate or bound
+            if self._in_loop and operand.opcode == "broadcast" and not operand.operands[0].dims:
+                continue   # one number is at any place
             dims = self._raw[operand]
             if result is None:
                 result = dims
@@ -243,7 +254,58 @@ class Axes:
 
     def _get_tuple_element(self, i: Instruction) -> Dims:
         operand = i.operands[0]
+        if operand in self._loops:
+            return self._loops[operand][i.attrs["index"]]
         return self._raw[operand] if operand.opcode == "reduce" else tuple(self._new(d) for d in i.dims)
+
+    def _loop(self, s: LoopStructure) -> None:
+        """The body's values like any others. A carry has the same axes in every step, and so have carries of equal
+        dimensions where nothing forbids it; a slice that a step writes lies along the stacked array's other axes."""
+        state = [self._raw[o] for o in s.loop.operands[0].operands]
+        for k in s.carries:
+            state[k] = self._fresh(s.shape(k))
+        self._raw.update((reader, state[k]) for reader, k in s.elements.items())
+        outer, self._in_loop = self._in_loop, True
+        for i in post_order((s.body.root, s.predicate)):
+            if i not in self._raw:
+                self._raw[i] = self._register(self._dot(i)) if i.opcode == "dot" else self._rule(i)
+        self._in_loop = outer
+        for k in s.carries:
+            for d, (a, b) in enumerate(zip(state[k], self._raw[s.update(k)], strict=True)):
+                if not self._unify(a, b):
+                    self.permuted.add((s.loop, k, d))
+        for k in s.carries:
+            if not self._unified(state[k], self._raw[s.initial(k)]):
+                self.shifted.add((s.loop, k))
+            first = next(c for c in s.carries if s.shape(c).dims == s.shape(k).dims)
+            self._unified(state[first], state[k])
+        for t in s.stacked:
+            for d, (a, b) in enumerate(zip(state[t.index], self._raw[t.update], strict=True)):
+                if d != t.dim:
+                    self._unify(a, b)
+        self._loops[s.loop] = tuple(state)
+
+    def _dot(self, i: Instruction) -> Dims:
+        """A small product inside a loop: batch and free dimensions are the operands', if they are different ones."""
+        sides = []
+        for operand, side in zip(i.operands, ("lhs", "rhs"), strict=True):
+            batch = tuple(i.attrs.get(f"{side}_batch_dims", ()))
+            contracting = tuple(i.attrs[f"{side}_contracting_dims"])
+            free = [d for d in range(len(operand.dims)) if d not in batch and d not in contracting]
+            sides.append((self._raw[operand], batch, contracting, free))
+        (left, *left_dims, left_free), (right, *right_dims, right_free) = sides
+        for a, b in zip(left_dims, right_dims, strict=True):
+            for m, n in zip(a, b, strict=True):
+                self._unify(left[m], right[n])
+        result = [left[d] for d in (*left_dims[0], *left_free)] + [right[d] for d in right_free]
+        atoms = [a for dim in result for a in self._leaves(dim)]
+        if len(set(atoms)) < len(atoms):
+            self.shifted.update(((i, 0), (i, 1)))
+            return tuple(self._new(d) for d in i.dims)
+        return tuple(result)
+
+    def _unified(self, left: Dims, right: Dims) -> bool:
+        return all([self._unify(a, b) for a, b in zip(left, right, strict=True)])
 
     def _touched(self, i: Instruction, same: Sequence[bool], operand: int = 0) -> Dims:
         """The operand's atoms where `same`, new ones elsewhere."""

@@ -31,8 +31,8 @@ class KernelFloors:
         order, outs = sorted(members), list(outputs)
         large, small = (sorted(kind.intersection(order)) for kind in (costs._large, costs._small))
         least = self._time(0.0, sum(costs._bytes[v] for v in outs))
-        if any(v < order[0] or v in order for v in (*costs._scatters, *costs._scans)):
-            return least   # a scatter or scan that is there or may join decides the domain
+        if any(v < order[0] or v in order for v in (*costs._scatters, *costs._scans, *costs._loops)):
+            return least   # a scatter, scan or loop that is there or may join decides the domain
         try:
             scheduled, domain, reduced = costs._domain(large, small, outs, ())
             if any(costs._mask[v] not in (domain, domain & ~reduced) for v in outs):
@@ -86,7 +86,7 @@ class KernelFloors:
                 continue
             if costs.is_output[v] or not costs.users[v]:
                 at[v + 1] += costs._bytes[v]
-            for source, _, often in costs._edges[v] if v not in costs._scatters else ():
+            for source, _, often, _ in costs._edges[v] if v not in costs._scatters else ():
                 if source >= n or costs.is_fixed[source]:
                     moved = min(costs._bytes[source], (often or needs[v]) * costs._itemsize[source])
                     read[source] = (v, max(read.get(source, (0, 0))[1], moved))
@@ -104,5 +104,5 @@ class KernelFloors:
             if costs.is_output[v] or not costs.users[v] or any(costs.is_fixed[u] for u in costs.users[v]):
                 continue
             needs[v] = min([needs[v], *(0 if u in costs._scatters else often or needs[u] for u in costs.users[v]
-                                        for source, _, often in costs._edges[u] if source == v)])
+                                        for source, _, often, _ in costs._edges[u] if source == v)])
         return needs

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.element_work import arrays_of, itemsize_of, operations_of
 from hlofuse.fusion.graph import (
-    FREE_SHAPES,
     FusionGraph,
     conflicting_reductions,
+    indexed,
     reduced_mask,
     size_of_mask,
-    window_size,
 )
+from hlofuse.fusion.loop_work import LoopCost, loop_domain
+from hlofuse.fusion.operand_reads import read_edges
 from hlofuse.fusion.plan import (
     INLINE_REDUCTION,
     NESTED_REDUCTION,
@@ -45,16 +46,7 @@ MAX_STATEMENTS = 3000
 MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
 OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
-DOUBLE_STEPS = {"special": 20, "div": 8}   # there is no unit for these in double precision: polynomials and iterations
-
-
-class _Edge(NamedTuple):
-    """An operand of a vertex: the number of the value, which operand, and how often it is evaluated elsewhere than at
-    the reader's own place (0: there)."""
-
-    target: int
-    operand: int
-    often: int
+BUSY_LANES = 512         # of one SM, that hide each other's latency in a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +81,11 @@ class KernelCosts:
         axes = graph.axes
         instructions = [v.instruction for v in graph.vertices]
         self._arrays: dict[Instruction, int] = {}   # numbers of what vertices read from memory, behind the vertices'
-        self._edges = [self._edge_kinds(i) for i in instructions]
+        self._edges = [read_edges(graph, i, self._arrays) for i in instructions]
         values = [*instructions, *self._arrays]
         self._mask = [axes.mask(i) for i in values]
         self._inner = [self._inner_atom(i) for i in values]
-        self._itemsize = [_itemsize(i) for i in values]
+        self._itemsize = [itemsize_of(i) for i in values]
         self._size = [size_of_mask(m, axes) for m in self._mask[:self.num_vertices]]
         self._size += [i.shape.size if isinstance(i.shape, Shape) else 1 for i in self._arrays]
         self._bytes = [sum(r.shape.byte_size for r in v.results) for v in graph.vertices]
@@ -101,20 +93,25 @@ class KernelCosts:
         self._reduced = [reduced_size(i) if i.opcode == "reduce" else 0 for i in instructions]
         self._rows = {v: _Rows(axes.mask(i.operands[0]), reduced_mask(i, axes), self._inner_atom(i.operands[0]))
                       for v, i in enumerate(instructions) if i.opcode == "reduce"}
-        self.may_conflict = [size > NESTED_REDUCTION for size in self._reduced]
+        self.may_conflict = [bool(graph.loops) or size > NESTED_REDUCTION for size in self._reduced]
         self._large = {v for v, size in enumerate(self._reduced) if size > INLINE_REDUCTION}
         self._small = {v for v, size in enumerate(self._reduced) if UNROLLED_REDUCTION < size <= INLINE_REDUCTION}
         self._scatters = {v: s for v, i in enumerate(instructions)
                           if i.opcode == "scatter" and not self.is_fixed[v] and isinstance(s := scatter_of(i), Scatter)}
         self._scans = {v: scanned_mask(i, axes) for v, i in enumerate(instructions)
                        if is_scanned(i) and not self.is_fixed[v]}
-        self._ops = [_ops(i) for i in instructions]
+        self._ops = [operations_of(i) for i in instructions]
         self._special = {v for v, i in enumerate(instructions) if OPCODES[i.opcode].unit in ("special", "div")}
-        self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in _arrays(i))}
+        self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in arrays_of(i))}
         self._rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate,
                        "div": device.div_rate, "f64": device.fp64_rate}
+        self._loops = {v: LoopCost(i, axes) for v, i in enumerate(instructions) if i in graph.loops}
+        for v, loop in self._loops.items():
+            self._mask[v] = loop.space.lanes | loop.space.inner
+            self._inner[v] = loop.inner_atom
+            self._size[v] = loop.lanes
+        self._runs_once = once = self._scatters.keys() | self._scans.keys() | self._loops.keys()
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
-        once = self._scatters.keys() | self._scans.keys()
         self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once
                             for v, fixed in enumerate(self.is_fixed)]
         self.shared_inputs = self._shared_inputs()
@@ -125,37 +122,6 @@ class KernelCosts:
     def _inner_atom(self, i: Instruction) -> int:
         atoms = self.graph.axes.atoms(i)
         return atoms[-1] if atoms else -1
-
-    def _edge_kinds(self, i: Instruction) -> list[_Edge]:
-        found: list[_Edge] = []
-        axes = self.graph.axes
-        folds = i.opcode in ("reduce", "reduce-window")
-        arrays = i.operands[:len(i.operands) // 2] if folds else i.operands
-        for k, operand in enumerate(arrays):
-            shifted = (i, k) in axes.shifted
-            source, through = operand, operand
-            while source in self.graph.free and source.opcode in FREE_SHAPES:
-                shifted = shifted or (source, 0) in axes.shifted
-                source = source.operands[0]
-            if source.opcode == "iota" or (source.opcode == "constant" and not source.array.rank):
-                continue
-            target = self.graph.vertex_of.get(source, -1)
-            if target == -1 or source in self.graph.free:
-                target = self._arrays.setdefault(source, self.num_vertices + len(self._arrays))
-            inline = i.opcode == "reduce" and 0 < reduced_size(i) <= INLINE_REDUCTION
-            if not shifted and not inline:
-                found.append(_Edge(target, k, 0))
-            else:
-                size = through.array.size
-                result = i.result_shapes[0].size
-                if i.opcode == "reduce-window":
-                    often = result * window_size(i)
-                elif i.opcode in ("gather", "dynamic-slice", "reshape"):
-                    often = result
-                else:
-                    often = size if inline or i.opcode == "scatter" else min(size, result)
-                found.append(_Edge(target, k, often))
-        return found
 
     def _follows_user(self, v: int) -> bool:
         """Element-wise, and read at its own place by one element-wise instruction over the same axes."""
@@ -179,10 +145,27 @@ class KernelCosts:
     # --- what the coloring asks ---------------------------------------------------------------------------------------
 
     def conflict(self, u: int, v: int) -> bool:
+        if u in self._loops or v in self._loops:
+            return self.loop_conflict(u, v) is not None
         if not (self.may_conflict[u] and self.may_conflict[v]):
             return False
         a, b = self.graph.vertices[u].instruction, self.graph.vertices[v].instruction
         return conflicting_reductions(a, b, self.graph.axes)
+
+    def loop_conflict(self, u: int, v: int) -> str | None:
+        """Why no kernel runs a loop and another vertex."""
+        loop, other = (u, v) if u in self._loops else (v, u)
+        if other in self._large:
+            return "a reduction of more than a lane holds"
+        if other in self._scatters or other in self._scans:
+            return "what is written or accumulated along an axis"
+        if other in self._loops:
+            return None if self._loops[u].space.lanes == self._loops[v].space.lanes else "loops over different lanes"
+        i, results = self.graph.vertices[other].instruction, self.graph.vertices[loop].results
+        stacked = {r for r in results if r.attrs["index"] in self._loops[loop].stacked}
+        if not stacked.isdisjoint(indexed(o) for o in i.operands):
+            return "an array that a loop writes slice by slice is read as a whole"
+        return None
 
     def can_pack(self, a: frozenset[int], b: frozenset[int]) -> bool:
         """Kernels without scheduled reductions have one block shape; the limit on arguments is 32,764 bytes for all."""
@@ -193,7 +176,7 @@ class KernelCosts:
 
     def _packed_arguments(self, v: int) -> int:
         """How many arguments a vertex may have in a segment; too many where it cannot be in one."""
-        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION or v in self._scatters or v in self._scans:
+        if self.is_fixed[v] or self._reduced[v] > INLINE_REDUCTION or v in self._runs_once:
             return MAX_PACKED_ARGUMENTS + 1
         return len(self.graph.externals[v]) + len(self.operands[v]) + 1
 
@@ -230,7 +213,14 @@ class KernelCosts:
                 raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
         scatters: list[Scatter] = []
         scheduled: list[int] = []
-        if self._scatters and not chosen.isdisjoint(self._scatters):
+        loops = [self._loops[v] for v in order if v in self._loops] if self._loops else []
+        inside = 0
+        for loop in loops:
+            inside |= loop.space.inner
+        if loops:
+            large = [self.graph.vertices[v].instruction for v in order if v in self._large]
+            domain, reduced = loop_domain(loops, large), 0
+        elif self._scatters and not chosen.isdisjoint(self._scatters):
             for v in self._scans.keys() & chosen:
                 raise Refusal("producer-consumer", "{} would share a kernel with a scatter",
                               self.graph.vertices[v].instruction)
@@ -245,10 +235,10 @@ class KernelCosts:
         parallel = domain & ~reduced
         masks = self._mask
         for v in outs:
-            if masks[v] != domain and masks[v] != parallel:
+            if masks[v] & ~inside not in (domain, parallel):
                 raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
-        sites = self._sites(order, outs, scheduled, domain)
-        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites, scatters)
+        sites = self._sites(order, outs, scheduled, domain, inside, bool(loops))
+        return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites, scatters, loops)
 
     def _domain(self, large: Sequence[int], small: Sequence[int],
                 outs: Sequence[int], scans: Sequence[int]) -> tuple[list[int], int, int]:
@@ -283,7 +273,7 @@ class KernelCosts:
         return cumulative is not None and cumulative.reverse
 
     def _sites(self, order: Sequence[int], outs: Sequence[int], scheduled: Sequence[int],
-               domain: int) -> dict[int, dict[int, int]]:
+               domain: int, held: int = 0, has_loops: bool = False) -> dict[int, dict[int, int]]:
         """For each value that the kernel reads or computes: at which places, and how many elements at each."""
         sites: dict[int, dict[int, int]] = {}
         total = self._mask_size(domain)
@@ -307,10 +297,13 @@ class KernelCosts:
             if v in self._scatters and (len(places) > 1 or 0 not in places):
                 raise Refusal("producer-consumer", "{} is read at another place than where it is scattered",
                               self.graph.vertices[v].instruction)
-            if 0 in places and self._mask[v] & ~domain:
+            if v in self._loops and (len(places) > 1 or 0 not in places):
+                raise Refusal("producer-consumer", "{} is read at another place than its lane's",
+                              self.graph.vertices[v].instruction)
+            if 0 in places and self._mask[v] & ~(domain | held):
                 raise Refusal("shape", "{} has axes that the kernel has not", self.graph.vertices[v].instruction)
             statements += len(places)
-            for target, operand, often in self._edges[v]:
+            for target, operand, often, mixed in self._edges[v]:
                 inside = sites.get(target)
                 if inside is None:
                     inside = sites[target] = {}
@@ -319,7 +312,7 @@ class KernelCosts:
                 elif v in self._large:   # a loop inside the thread
                     for place, count in places.items():
                         inside[place] = max(inside.get(place, 0), count * self._reduced[v])
-                elif often:
+                elif often and not (has_loops and mixed >= 0 and not mixed & domain):
                     for place, count in places.items():
                         scale = max(1, count // self._size[v]) if self._size[v] else 1
                         inside[hash((v, operand, place)) | 1] = often * scale
@@ -340,7 +333,8 @@ class KernelCosts:
         return size
 
     def _weigh(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,
-               reduced: int, sites: dict[int, dict[int, int]], scatters: Sequence[Scatter] = ()) -> CostEstimate:
+               reduced: int, sites: dict[int, dict[int, int]], scatters: Sequence[Scatter] = (),
+               loops: Sequence[LoopCost] = ()) -> CostEstimate:
         device, total, masks = self.device, self._mask_size(domain), self._mask
         work = dict.fromkeys(UNITS, 0.0)
         rows = set(scheduled)
@@ -361,6 +355,9 @@ class KernelCosts:
                     count += (total if inner >= 0 and masks[v] >> inner & 1 else self._size[v]) - places[0]
                 count *= self._reduced[v] or 1
             work[unit] += ops * count * wide
+        for loop in loops:
+            for unit, ops in loop.work.items():
+                work[unit] += ops * total
         inputs = [source for source in sites if source not in chosen]
         moved, penalty = 0.0, 1.0
         for source in inputs:
@@ -389,8 +386,12 @@ class KernelCosts:
             cached_us += scattering.again_bytes / device.l2_bandwidth
             compute = max(compute, scattering.extra_us)
         form = "loop" if not scheduled and not scans else "row" if inner >= 0 and reduced >> inner & 1 else "column"
+        if loops and device.dialect == "cuda":   # a lane's steps wait for each other: few lanes leave the machine idle
+            compute /= min(1.0, max(total, 32) / (device.sm_count * BUSY_LANES))
         registers = quick_registers(form, sum([self._size[s] > 1 for s in inputs]), len(outs), len(order),
                                     len(self._special & chosen), len(scheduled), not self._wide.isdisjoint(chosen))
+        if loops:
+            registers = max([loop.registers for loop in loops])
         if registers > device.max_registers:
             raise Refusal("memory", f"about {registers} registers, a thread has at most {device.max_registers}")
         memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
@@ -405,7 +406,9 @@ class KernelCosts:
         if not scheduled:
             rows = max(1, self._mask_size(domain & ~reduced))
             along = inner >= 0 and bool(reduced >> inner & 1)
-            threads = total / 4 if not reduced else rows * min(256.0, total / rows / 4) if along else float(rows)
+            threads = rows * min(256.0, total / rows / 4) if along else float(rows)
+            if not reduced:
+                threads = total / 4 if self._loops.keys().isdisjoint(order) else total
             return _KernelShape(1, threads, 0, True, True)
         device, rows_of = self.device, set(scheduled)
         below: dict[int, int] = {}   # how many reductions deep, where any
@@ -443,33 +446,3 @@ class KernelCosts:
         resident = min(device.threads_per_sm, device.registers_per_sm // max(registers, 16)) * device.sm_count
         in_flight = min(resident, max(32.0, threads)) * 16.0
         return min(1.0, in_flight / (device.latency_bytes * device.sm_count))
-
-
-def _itemsize(i: Instruction) -> int:
-    shape = i.result_shapes[0] if i.result_shapes else i.shape
-    return shape.dtype.itemsize if isinstance(shape, Shape) else 4
-
-
-def _arrays(i: Instruction) -> list[Shape]:
-    return [s for s in i.result_shapes if isinstance(s, Shape) and s.element_type != "token"]
-
-
-def _ops(i: Instruction) -> tuple[str, float, float]:
-    """(unit, operations of one element, factor for wide types)."""
-    if i.opcode in ("reduce", "reduce-window"):
-        body = i.attrs["to_apply"]
-        unit, ops = "fp", float(max(1, sum(1 for b in body.instructions if b.operands and b.opcode != "tuple")))
-        if i.opcode == "reduce-window":
-            ops *= 2 if is_scanned(i) else window_size(i)
-    else:
-        row = OPCODES[i.opcode]
-        if row.unit not in UNITS:
-            return "int", 0.0, 1.0
-        unit, ops = row.unit, row.ops
-    element_type = i.result_shapes[0].element_type
-    if element_type in ("f64", "c128") and unit != "int":
-        unit, ops = "f64", ops * DOUBLE_STEPS.get(unit, 1)
-    return unit, ops, _FACTORS.get(element_type, 1.0)
-
-
-_FACTORS = {"c64": 3.0, "c128": 3.0, "s64": 2.0, "u64": 2.0}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,8 @@ from hlofuse.fusion.cumulative import cumulatives_for_xla
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.exact import TooLargeError
-from hlofuse.fusion.graph import FusionGraph
+from hlofuse.fusion.graph import FusionGraph, is_fusible
+from hlofuse.fusion.loops import find_loops
 from hlofuse.fusion.outline import outline
 from hlofuse.fusion.partition import Coloring, Kernel
 from hlofuse.fusion.plan import Plan, Refusal, Segment, make_plan
@@ -54,6 +55,7 @@ class Fused:
     graph: FusionGraph
     costs: KernelCosts
     coloring: Coloring
+    loop_refusals: Mapping[Instruction, str]    # why a loop stays a loop
 
 
 Accept = Callable[[Instruction, Sequence[Segment]], str | None]
@@ -67,10 +69,12 @@ def fuse_computation(computation: Computation, device: DeviceSpec, method: str =
 
 
 def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept) -> Fused:
+    found = find_loops(computation, is_fusible, accept, device.max_registers)
+    computation = found.computation
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
     epilogues = find_epilogues(computation) if device.library_epilogues else {}
     graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members],
-                        scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device))
+                        scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device), found.loops)
     costs = KernelCosts(graph, device)
     for last in [False] * (ROUNDS - 1) + [True]:
         coloring = _color(costs, method)
@@ -87,7 +91,7 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
         if not refused:
             break
         costs.forbidden.extend(refused)
-    return Fused(outlined.computation, tuple(planned), graph, costs, coloring)
+    return Fused(outlined.computation, tuple(planned), graph, costs, coloring, found.refusals)
 
 
 def _color(costs: KernelCosts, method: str) -> Coloring:

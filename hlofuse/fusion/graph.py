@@ -40,13 +40,18 @@ class FusionGraph:
     """Vertices of one computation in post-order, with their edges."""
 
     def __init__(self, computation: Computation, epilogues: Collection[Instruction] = (),
-                 left: Mapping[Instruction, str] | None = None) -> None:
+                 left: Mapping[Instruction, str] | None = None, loops: Collection[Instruction] = ()) -> None:
         """`epilogues` are computed by the library call before them (see epilogues.py): they are fixed too, and so is
-        what is `left` to XLA for a reason."""
+        what is `left` to XLA for a reason. `loops` may be members of kernels (see loops.py), other `while` instructions
+        may not."""
         self.computation = computation
         self.epilogues = frozenset(epilogues)
         self.left = left or {}
-        self.axes = Axes(computation.instructions)
+        self.loops = frozenset(loops)
+        users = computation.users
+        self.loop_states = {loop.operands[0] for loop in self.loops
+                            if all(u in self.loops for u in users[loop.operands[0]])}
+        self.axes = Axes(computation.instructions, self.loops)
         self.vertices: list[Vertex] = []
         self.vertex_of: dict[Instruction, int] = {}
         self.free: set[Instruction] = set()
@@ -66,7 +71,8 @@ class FusionGraph:
                 self.free.add(i)
                 if i not in demanded or i.opcode in BARRIERS or i.opcode in VIEWS:
                     continue
-            elif i.opcode == "get-tuple-element" and i.operands[0].opcode != "reduce":
+            elif i.opcode == "get-tuple-element" and i.operands[0].opcode != "reduce" and \
+                    i.operands[0] not in self.loops:
                 self.free.add(i)   # an element of a tuple in memory
                 continue
             elif i.opcode == "get-tuple-element":
@@ -75,15 +81,18 @@ class FusionGraph:
             elif i.opcode == "tuple":
                 continue
             self.vertex_of[i] = len(self.vertices)
-            results = self.computation.users[i] if i.opcode == "reduce" and isinstance(i.shape, TupleShape) else (i,)
+            has_elements = isinstance(i.shape, TupleShape) and (i.opcode == "reduce" or i in self.loops)
+            results = self.computation.users[i] if has_elements else (i,)
             self.vertices.append(Vertex(i, tuple(results)))
 
     def _demanded(self) -> set[Instruction]:
         """What must exist in memory: outputs, and operands of what no kernel computes, as what they are views of."""
         found = set(self.computation.outputs)
         for i in self.computation.instructions:
+            if i in self.loops or i in self.loop_states:
+                continue
             if i.opcode in ("tuple", "get-tuple-element"):
-                if i is not self.computation.root:
+                if i is not self.computation.root and i.operands[0] not in self.loops:
                     found.update(i.operands)
             elif i in self.epilogues:
                 found.update(indexed(o) for o in i.operands)
@@ -92,7 +101,7 @@ class FusionGraph:
         return {viewed(i) for i in found}
 
     def _stands_alone(self, i: Instruction) -> bool:
-        return i in self.epilogues or i in self.left or not is_fusible(i)
+        return i in self.epilogues or i in self.left or (not is_fusible(i) and i not in self.loops)
 
     def _is_free(self, i: Instruction) -> bool:
         if i.opcode in ("parameter", "constant"):
@@ -125,7 +134,7 @@ class FusionGraph:
                 self.users[u].append(v)
             self.is_output[v] = any(r in outputs for r in vertex.results)
         for i in self.computation.instructions:   # a tuple that is not the root keeps its operands in memory
-            if i.opcode == "tuple" and i is not self.computation.root:
+            if i.opcode == "tuple" and i is not self.computation.root and i not in self.loop_states:
                 for o in map(viewed, i.operands):
                     if o in self.vertex_of:
                         self.is_output[self.vertex_of[o]] = True

@@ -100,6 +100,8 @@ class _Outliner:
 
     def _is_copied(self, i: Instruction) -> bool:
         """Free instructions go along; arrays in memory do not."""
+        if i in self.graph.loop_states:
+            return True
         if i not in self.graph.free:
             return False
         if i.opcode == "constant":

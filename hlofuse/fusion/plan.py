@@ -7,6 +7,7 @@ with the domain is computed where it is read. A cluster without a plan is refuse
 """
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from hlofuse.fusion.axes import Axes
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
+from hlofuse.fusion.loop_space import MAX_PLACES, LoopSpace, body_values, loop_space, span
+from hlofuse.fusion.loop_structure import LoopRefusal, loop_structure
 from hlofuse.hlo.index_map import Index, delinearize, linearize
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
@@ -71,6 +74,7 @@ class Plan:
     staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
     scatters: tuple[Scatter, ...] = ()
     scans: tuple[Instruction, ...] = ()   # cumulative operations along the reduced axes, all in one direction
+    loops: tuple[Instruction, ...] = ()   # each runs whole inside a lane
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
@@ -135,6 +139,9 @@ def make_plan(computation: Computation) -> Plan:
     masks = {i: analysis.mask(i) for i in instructions}
     outputs = computation.outputs
     scans = tuple(i for i in instructions if is_scanned(i))
+    loops = tuple(i for i in instructions if i.opcode == "while")
+    if loops:
+        return _plan_loops(computation, analysis, masks, loops)
     scheduled, domain, reduced = _schedule(instructions, analysis, masks, outputs, scans)
     parallel = domain & ~reduced
     for value in (*outputs, *scans, *(r.operands[0] for r in scheduled)):
@@ -152,6 +159,37 @@ def make_plan(computation: Computation) -> Plan:
     axes = _merge(instructions, analysis, masks, order, reduced)
     staged = _staged(computation, analysis, masks, domain, axes) if not scheduled and not scans else ()
     return Plan(computation, analysis, axes, levels, staged, scans=scans)
+
+
+def _plan_loops(computation: Computation, analysis: Axes, masks: Mapping[Instruction, int],
+                loops: tuple[Instruction, ...]) -> Plan:
+    """The loops' lanes are the domain; a result may have small axes beyond it, which each lane writes in full."""
+    try:
+        space = functools.reduce(LoopSpace.__or__, [loop_space(loop, analysis) for loop in loops])
+    except LoopRefusal as refusal:
+        raise Refusal("producer-consumer", str(refusal)) from None
+    for i in computation.instructions:
+        if i.opcode == "reduce" and reduced_size(i) > INLINE_REDUCTION:
+            raise Refusal("producer-consumer", "{} reduces more than a lane may, beside a loop", i)
+    stacked = stacked_results(computation)
+    for output in computation.outputs:
+        beyond = masks[output] & ~space.lanes
+        if output in stacked or (not masks[output] & space.lanes and span(beyond, analysis) <= MAX_PLACES):
+            continue
+        if masks[output] & space.lanes != space.lanes or span(beyond, analysis) > MAX_PLACES:
+            raise Refusal("shape", "{} covers other axes than the loop's lanes", output)
+        check_axes(output, analysis)
+    values = [*computation.instructions, *(i for loop in loops for i in body_values(loop))]
+    whole = [i for i in values if isinstance(i.shape, Shape) and analysis.mask(i) & space.lanes == space.lanes]
+    layout = analysis.atoms(max(whole, key=lambda i: i.shape.byte_size)) if whole else ()
+    order = [a for a in layout if space.lanes >> a & 1]
+    return Plan(computation, analysis, _merge(values, analysis, masks, order, 0), {}, (), loops=loops)
+
+
+def stacked_results(computation: Computation) -> set[Instruction]:
+    """What loops write slice by slice while they run."""
+    return {i for i in computation.instructions if i.opcode == "get-tuple-element" and i.operands[0].opcode == "while"
+            and any(s.index == i.attrs["index"] for s in loop_structure(i.operands[0]).stacked)}
 
 
 def check_axes(value: Instruction, analysis: Axes) -> None:

@@ -281,6 +281,16 @@ DEVICE void scan_lanes(Reduce reduce, T* values, T& carry) {
   }
 }
 
+// Whether any lane of a run goes on.
+template <int LANES>
+DEVICE bool any_lane(const int* live, int count) {
+  int any = 0;
+#pragma unroll
+  for (int l = 0; l < LANES; l++)
+    any |= l < count ? live[l] : 0;
+  return any != 0;
+}
+
 // True in the one block that finishes last of `blocks`; the others' writes are visible to it. The counter wraps to zero.
 DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   SHARED(bool, last, 1);

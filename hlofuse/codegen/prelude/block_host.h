@@ -143,6 +143,15 @@ static __attribute__((noinline)) void scan_lanes(Reduce reduce, T* values, T& ca
   carry = values[LANES - 1];
 }
 
+// Whether any lane of a run goes on.
+template <int LANES>
+DEVICE bool any_lane(const int* live, int count) {
+  int any = 0;
+  for (int l = 0; l < LANES; l++)
+    any |= l < count ? live[l] : 0;
+  return any != 0;
+}
+
 // True in the one block that finishes last of `blocks`; the others' writes are visible to it.
 DEVICE bool is_last_block(unsigned* counter, unsigned blocks) {
   return __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == blocks;

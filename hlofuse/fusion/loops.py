@@ -1,0 +1,154 @@
+"""Which loops of a computation become part of a kernel, and why the others stay loops.
+
+A loop is tried by itself: its structure, its space, a plan and a kernel. What passes is a vertex of the fusion graph
+like any instruction, so that the work before and after it may join; what does not has a refusal with a name.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hlofuse.fusion.cumulative import is_scanned
+from hlofuse.fusion.loop_bodies import PreparedLoop, prepare_loop
+from hlofuse.fusion.loop_space import MAX_PLACES, loops_of
+from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
+from hlofuse.fusion.loop_work import loop_registers
+from hlofuse.fusion.plan import NESTED_REDUCTION, Refusal, Segment, make_plan, reduced_size
+from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.opcode import OPCODES, Kind
+from hlofuse.hlo.shape import FUSIBLE, Shape
+from hlofuse.hlo.traverse import clone_computation, rebuild, with_changes
+
+MAX_BODY = 600      # instructions of a step, nested loops included
+INSIDE = frozenset({"while", "tuple", "get-tuple-element", "reduce"})
+
+
+@dataclass(frozen=True)
+class FoundLoops:
+    """`loops` of the new `computation` may be members of kernels; `refusals` says why the others stay loops."""
+
+    computation: Computation
+    loops: frozenset[Instruction] = frozenset()
+    refusals: Mapping[Instruction, str] = field(default_factory=dict)
+
+
+def find_loops(computation: Computation, is_fusible: Callable[[Instruction], bool],
+               accept: Callable[[Instruction, tuple[Segment, ...]], str | None], max_registers: int) -> FoundLoops:
+    """Tries every `while` by itself; `accept` writes its kernel. `max_registers` are a thread's."""
+    prepared: dict[Instruction, PreparedLoop] = {}
+    refusals: dict[Instruction, str] = {}
+    outputs = set(computation.outputs)
+    for i in computation.instructions:
+        if i.opcode != "while":
+            continue
+        try:
+            _check_use(i, computation, outputs)
+            _check_opcodes(i)
+            prepared[i] = ready = prepare_loop(i)
+            for s in loops_of(ready.loop):
+                _check_values(s, is_fusible)
+            alone = _alone(ready.loop)
+            plan = make_plan(alone)
+            registers = max(loop_registers(loop, plan.analysis) for loop in plan.loops)
+            if registers > max_registers:
+                raise LoopRefusal("memory", f"about {registers} registers, a thread has at most {max_registers}")
+            reason = accept(i, (Segment(plan, tuple(range(len(alone.parameters))), tuple(range(len(alone.outputs)))),))
+            if reason is not None:
+                raise LoopRefusal("text", reason)
+        except (LoopRefusal, Refusal) as refusal:
+            prepared.pop(i, None)
+            refusals[i] = str(refusal)
+    return _replaced(computation, prepared, refusals)
+
+
+def _replaced(computation: Computation, prepared: Mapping[Instruction, PreparedLoop],
+              refusals: Mapping[Instruction, str]) -> FoundLoops:
+    if not prepared:
+        return FoundLoops(computation, frozenset(), refusals)
+    ready = dict(prepared)
+    results: dict[Instruction, Instruction] = {}
+    for i, p in ready.items():
+        results.update((user, p.result(user.attrs["index"])) for user in computation.users[i])
+    new = rebuild(computation, results)
+    # A loop that reads another's results was made again; so are those that stay loops.
+    found = [i for i in new.instructions if i.opcode == "while"]
+    bodies = {p.loop.attrs["body"] for p in ready.values()}
+    named = {i.attrs["body"]: reason for i, reason in refusals.items()}
+    loops = frozenset(i for i in found if i.attrs["body"] in bodies)
+    return FoundLoops(new, loops, {i: named[i.attrs["body"]] for i in found if i not in loops})
+
+
+def _check_use(loop: Instruction, computation: Computation, outputs: set[Instruction]) -> None:
+    users = computation.users[loop]
+    if loop in outputs or loop is computation.root or not users or any(u.opcode != "get-tuple-element" for u in users):
+        raise LoopRefusal("state", "the result is used as a whole")
+    if any(u.opcode == "tuple" and u is not computation.root for u in users):
+        raise LoopRefusal("state", "the result is used as a whole")
+
+
+def _check_opcodes(loop: Instruction) -> None:
+    """What needs no closer look: most loops that stay loops are large."""
+    body = loop.attrs["body"].instructions
+    for i in body:
+        if OPCODES[i.opcode].kind is Kind.OPAQUE or i.opcode in ("convolution", "sort", "call"):
+            raise LoopRefusal("library", f"the body has a {i.opcode}, which no lane computes")
+    if len(body) > 4 * MAX_BODY:
+        raise LoopRefusal("memory", f"a step has {len(body)} instructions, the limit is {MAX_BODY}")
+
+
+def _check_values(s: LoopStructure, is_fusible: Callable[[Instruction], bool]) -> None:
+    size = 0
+    for i in s.values:
+        size += 1
+        if i.opcode in ("tuple", "while") or (i.opcode == "get-tuple-element" and i.operands[0].opcode == "while"):
+            continue
+        if i.opcode == "scatter" or is_scanned(i):
+            raise LoopRefusal("library", f"the body has a {i.opcode}, which no lane computes")
+        if i.opcode == "reduce" and is_fusible(i):
+            if reduced_size(i) > NESTED_REDUCTION:
+                raise LoopRefusal("reduction", f"a step reduces {reduced_size(i)} elements, the limit in a lane is "
+                                  f"{NESTED_REDUCTION}")
+        elif i.opcode == "dot":
+            _check_dot(i)
+        elif i.opcode != "get-tuple-element" and not is_fusible(i):
+            raise LoopRefusal("library", f"the body has a {i.opcode}, which no lane computes")
+    shapes = [s.shape(k) for k in range(len(s.body.root.operands))]
+    if not all(isinstance(shape, Shape) and shape.element_type in FUSIBLE and shape.size for shape in shapes):
+        raise LoopRefusal("shape", "an element of the state has a type or a size that no kernel computes")
+    if size > MAX_BODY:
+        raise LoopRefusal("memory", f"a step has {size} instructions, the limit is {MAX_BODY}")
+
+
+def _check_dot(i: Instruction) -> None:
+    """A product that one lane computes: a loop over a few terms."""
+    terms = math.prod(i.operands[0].dims[d] for d in i.attrs["lhs_contracting_dims"])
+    if i.element_type not in ("f32", "f64") or any(o.element_type != i.element_type for o in i.operands):
+        raise LoopRefusal("library", f"the body has a dot of {i.element_type}, which no lane computes")
+    if terms > MAX_PLACES:
+        raise LoopRefusal("library", f"the body has a dot over {terms} terms, the limit in a lane is {MAX_PLACES}")
+
+
+def _alone(loop: Instruction) -> Computation:
+    """The loop as a program of its own."""
+    s = loop_structure(loop)
+    covered = {t.index for t in s.stacked if t.is_covered}
+    state = loop.operands[0].operands
+    parameters: list[Instruction] = []
+    operands: list[Instruction] = []
+    for k, o in enumerate(state):
+        if k in covered or (s.counter is not None and k in s.counter.counts):
+            operands.append(o if o.opcode == "constant" else full(0, o.array))
+        else:
+            parameters.append(parameter(len(parameters), o.shape))
+            operands.append(parameters[-1])
+    new = with_changes(loop, operands=[make("tuple", *operands, shape=loop.operands[0].shape)],
+                       attrs={**loop.attrs, "body": clone_computation(s.body)})
+    changed = [*s.carries, *(t.index for t in s.stacked)]
+    counts = set() if s.counter is None else set(s.counter.counts)
+    changed = [k for k in changed if k not in counts] or changed
+    results = [element_of(new, k) for k in sorted(changed)]
+    return Computation("loop", tuple(parameters), results[0] if len(results) == 1 else tuple_of(results))
+
+

@@ -1,0 +1,195 @@
+"""Loops as users write them: workloads of scans and whiles beyond the catalog's, each with arguments to run it on.
+
+`LOOPS` maps a name to a `Loop`: the function, a builder of arguments by the number of lanes, and how many launches it
+is on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+@dataclass(frozen=True)
+class Loop:
+    fn: Callable
+    arguments: Callable[[np.random.Generator, int], tuple]
+    launches: int
+    tolerance: float
+
+
+LOOPS: dict[str, Loop] = {}
+
+
+def loop(arguments: Callable[[np.random.Generator, int], tuple], launches: int = 1, tolerance: float = 1e-5):
+    def register(fn: Callable) -> Callable:
+        LOOPS[fn.__name__] = Loop(fn, arguments, launches, tolerance)
+        return fn
+
+    return register
+
+
+def normal(r: np.random.Generator, *shape: int) -> np.ndarray:
+    return r.standard_normal(shape).astype(np.float32)
+
+
+def lorenz(s: Any) -> Any:
+    x, y, z = s[..., 0], s[..., 1], s[..., 2]
+    return jnp.stack([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z], -1)
+
+
+def runge_kutta(f: Callable, s: Any, dt: float) -> Any:
+    k1 = f(s)
+    k2 = f(s + dt / 2 * k1)
+    k3 = f(s + dt / 2 * k2)
+    k4 = f(s + dt * k3)
+    return s + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+@loop(lambda r, n: (normal(r, n, 3),), tolerance=1e-3)
+def ode_ensemble(s):
+    """A Lorenz system for each lane, by RK4: a state vector that mixes in every step."""
+    return lax.fori_loop(0, 200, lambda _, s: runge_kutta(lorenz, s, 0.005), s)
+
+
+@loop(lambda r, n: (normal(r, n, 3),), tolerance=1e-3)
+def vmapped_ode(s):
+    """The same as users write it: one system, vmapped."""
+    return jax.vmap(lambda s: lax.scan(lambda s, _: (runge_kutta(lorenz, s, 0.005), None), s, None, length=200)[0])(s)
+
+
+@loop(lambda r, n: (normal(r, 32, n // 32, 32), normal(r, 32, n // 32, 32), normal(r, 32, 4), normal(r, 32, n // 32, 4),
+                    normal(r, 32, n // 32, 4)))
+def selective_scan(x, dt, a, b, c):
+    """A selective state-space model: a state vector for every channel, and what it shows in each step."""
+
+    def step(h, inputs):
+        x, dt, b, c = inputs
+        dt = jax.nn.softplus(dt)
+        h = jnp.exp(-dt[..., None] * jnp.exp(a)) * h + (dt * x)[..., None] * b[:, None, :]
+        return h, (h * c[:, None, :]).sum(-1)
+
+    return lax.scan(step, jnp.zeros((*x.shape[1:], a.shape[1])), (x, dt, b, c))[1]
+
+
+@loop(lambda r, n: (normal(r, n, 6), normal(r, 6, 6), normal(r, 30, n, 6)))
+def hidden_markov_forward(start, transitions, observed):
+    """The forward pass in logarithms: a logsumexp over the states before, for each state."""
+    log_p = jax.nn.log_softmax(transitions)
+
+    def step(alpha, likelihood):
+        return jax.nn.logsumexp(alpha[:, :, None] + log_p, axis=1) + likelihood, None
+
+    return jax.nn.logsumexp(lax.scan(step, start, observed)[0], axis=-1)
+
+
+@loop(lambda r, n: (np.abs(normal(r, n, 4, 4)),))
+def sinkhorn(cost):
+    """Balanced transport between four points and four others, for every pair of clouds."""
+    kernel = jnp.exp(-cost)
+
+    def step(uv, _):
+        _, v = uv
+        u = 1 / jnp.einsum("bij,bj->bi", kernel, v)
+        return (u, 1 / jnp.einsum("bij,bi->bj", kernel, u)), None
+
+    ones = jnp.ones(cost.shape[:2])
+    u, v = lax.scan(step, (ones, ones), None, length=20)[0]
+    return u[:, :, None] * kernel * v[:, None, :]
+
+
+@loop(lambda r, n: (normal(r, n, 4), normal(r, 4, 4), normal(r, 40, n, 4)))
+def small_rnn(h, w, xs):
+    """A recurrent net with few units."""
+
+    def step(h, x):
+        h = jnp.tanh(h @ w * 0.3 + x)
+        return h, h
+
+    return lax.scan(step, h, xs)
+
+
+def pendulum_loss(theta, k):
+    def step(state, _):
+        theta, omega = state
+        omega = omega - 0.01 * k * jnp.sin(theta)
+        return (theta + 0.01 * omega, omega), None
+
+    theta, _ = lax.scan(step, (theta, jnp.zeros_like(theta)), None, length=200)[0]
+    return (theta**2).sum()
+
+
+@loop(lambda r, n: (normal(r, n), np.float32(1.3)), launches=2)
+def gradient_by_state(theta, k):
+    """Through 200 steps: a forward loop that writes residuals, and the transposed one."""
+    return jax.grad(pendulum_loss)(theta, k)
+
+
+@loop(lambda r, n: (normal(r, n), np.float32(1.3)), launches=3, tolerance=1e-4)
+def gradient_by_shared_scalar(theta, k):
+    """The same, with a sum over all lanes in every step of the transposed loop."""
+    return jax.grad(pendulum_loss, (0, 1))(theta, k)
+
+
+@loop(lambda r, n: (np.abs(normal(r, n)),))
+def adaptive_steps(x):
+    """A step size for each lane, and each lane leaves when it is there."""
+
+    def solve(x):
+        def step(s):
+            x, t, dt, n = s
+            k1 = -x * x
+            k2 = -((x + dt * k1) ** 2)
+            good = jnp.abs(k2 - k1) * dt < 1e-3
+            return (jnp.where(good, x + dt * (k1 + k2) / 2, x), jnp.where(good, t + dt, t),
+                    jnp.where(good, dt * 1.5, dt * 0.5), n + 1)  # fmt: skip
+
+        return lax.while_loop(lambda s: s[1] < 1.0, step, (x, 0.0, 0.1, 0))
+
+    return jax.vmap(solve)(x)
+
+
+@loop(lambda r, n: (normal(r, n),))
+def branches(x):
+    def step(i, x):
+        return lax.switch(i % 3, [jnp.sin, lambda x: x * 0.5, lambda x: lax.cond(i > 9, jnp.cos, jnp.tanh, x)], x)
+
+    return lax.fori_loop(0, 20, step, x)
+
+
+@loop(lambda r, n: (normal(r, n),), launches=2)
+def gradient_through_checkpoints(x):
+    @jax.checkpoint
+    def step(s, _):
+        return jnp.sin(s) * 1.1, None
+
+    return jax.grad(lambda x: lax.scan(step, x, None, length=30)[0].sum())(x)
+
+
+@loop(lambda r, n: (normal(r, n), normal(r, 5, n)))
+def loops_in_loops(x, coefficients):
+    """Newton's iterations in every step of a scan."""
+
+    def step(x, c):
+        y = lax.fori_loop(0, 4, lambda _, y: y - (y**3 + y - c * x) / (3 * y * y + 1), x)
+        return y, y * c
+
+    return lax.scan(step, x, coefficients)
+
+
+@loop(lambda r, n: (normal(r, 20, n), normal(r, n)))
+def kalman_filter(observed, start):
+    def step(state, z):
+        mean, variance = state
+        variance = variance + 0.01
+        gain = variance / (variance + 0.5)
+        mean = mean + gain * (z - mean)
+        return (mean, (1 - gain) * variance), mean
+
+    return lax.scan(step, (start, jnp.ones_like(start)), observed)
