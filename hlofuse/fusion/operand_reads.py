@@ -55,7 +55,7 @@ def read_edges(graph: FusionGraph, i: Instruction, outside: dict[Instruction, in
             elif i.opcode in ("gather", "dynamic-slice", "reshape"):
                 often = result
             else:
-                often = size if inline else min(size, result)
+                often = size if inline or i.opcode == "scatter" else min(size, result)
             through_moves = any((f, 0) in axes.shifted for f in _free_chain(graph, operand))
             found.append(Edge(target, k, often, -1 if through_moves else mixed_by(i, k, axes)))
     return found
