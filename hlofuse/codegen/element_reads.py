@@ -196,10 +196,11 @@ def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
     operand = i.operands[0]
     if operand.opcode != "reduce" or operand in v.scheduled:
         raise EmitError(f"{i!r} is read at another place than where it is reduced")
-    accumulators = v.inline_reduction(operand, index)
-    for user in v.computation.users[operand]:
-        v.scope.memo[(user, index)] = rounded(user, accumulators[user.attrs["index"]])
-    return v.scope.memo[(i, index)]
+    key = (operand, index)    # all its results are computed together, once
+    known = next((scope.memo[key] for scope in v.scope.chain() if key in scope.memo), None)
+    if known is None:
+        known = v.scope.memo[key] = " ".join(v.inline_reduction(operand, index))
+    return rounded(i, known.split()[i.attrs["index"]])
 
 
 def _dot(v: Values, i: Instruction, index: Indices) -> str:
