@@ -11,37 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from hlofuse.codegen.batches import Batch, batch_of
+from hlofuse.codegen.batches import batch_of
 from hlofuse.codegen.dialect import Argument, Dialect
-from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type, store_expr
+from hlofuse.codegen.reduction import Reduction, initial_values, rounded
+from hlofuse.codegen.scalar_expr import c_type, storage_type, store_expr
 from hlofuse.codegen.sizing import dependent_levels, has_branches, size_plan
 from hlofuse.codegen.values import Scope, Values
 from hlofuse.fusion.cumulative import cumulative_of
 from hlofuse.fusion.plan import Axis, Plan
 from hlofuse.hlo.index_map import Index, Var, constant, delinearize, is_run, linearize, renamed, to_c, variable
-from hlofuse.hlo.module import Computation, Instruction
-from hlofuse.hlo.opcode import identity_of
+from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.shape import Shape
 
 FRAME_NAMES = ("BLOCK", "block", "blockIdx", "buffers", "chunk", "column0", "counters", "filled", "fold", "fold_row",
                "read", "read_value", "row0", "row_of", "slot", "steps", "threadIdx")     # not for a user's array
 MAX_INT_INDEX = 2**31 - 2**21    # the last chunk of a split ends up to (1024 chunks of 1024 elements) behind the array
 MAX_VARIANTS = 16         # how many copies of a loop the cuts of pad and concatenate may make
-
-
-@dataclass
-class Reduction:
-    """One scheduled reduction while its kernel is written."""
-
-    instruction: Instruction
-    reducer: str
-    types: list[str]
-    starts: list[str]      # what accumulators begin with
-    late_init: list[str]   # an initial value that is not the identity, folded in once at the end
-    names: list[str]
-    batch: Batch | None = None
 
 
 @dataclass
@@ -206,7 +191,7 @@ class Nest:
             if self.sizing.vector_size > 1:
                 self.emit(f"const {self.index_type} {name} = {name}0 + l;")
             for i, result in self.scanned.items():
-                self.values.scope.memo[i, self.plan.canonical(i, self.where)] = _rounded(i.element_type, result)
+                self.values.scope.memo[i, self.plan.canonical(i, self.where)] = rounded(i.element_type, result)
             write()
             self.run = None
 
@@ -367,7 +352,7 @@ class Nest:
         types = [c_type(o.element_type) for o in i.operands[:n]]
         starts, late = [], []
         for init in i.operands[n:]:
-            start, rest = _initial_values(i.attrs["to_apply"], init.element_type, self.values.at(init, ()))
+            start, rest = initial_values(i.attrs["to_apply"], init.element_type, self.values.at(init, ()))
             starts.append(start)
             late += rest
         operation = i.attrs["to_apply"].root.opcode if n == 1 else "best"
@@ -408,11 +393,11 @@ class Nest:
         memo = self.values.scope.memo
         if isinstance(i.shape, Shape):
             index = self.plan.canonical(i, self.where)
-            memo[(i, index)] = _rounded(i.element_type, results[0])
+            memo[(i, index)] = rounded(i.element_type, results[0])
             return
         for user in self.plan.computation.users[i]:
             index = self.plan.canonical(user, self.where)
-            memo[(user, index)] = _rounded(user.element_type, results[user.attrs["index"]])
+            memo[(user, index)] = rounded(user.element_type, results[user.attrs["index"]])
 
     def schedule_names(self) -> None:
         self.values.scheduled = {*self.plan.levels, *self.plan.scans}
@@ -446,21 +431,3 @@ class Nest:
         element = {"float": "f32", "double": "f64", "bool": "pred"}.get(kind, kind)
         self.scratch.append((name, kind, Shape(element, (size,))))
         return name
-
-
-def _rounded(element_type: str, value: str) -> str:
-    return f"round_{element_type}({value})" if element_type in ("f16", "bf16") else value
-
-
-def _initial_values(reducer: Computation, element_type: str, init: str) -> tuple[str, list[str]]:
-    """What every lane begins with, and what is folded in once at the end. HLO wants an identity as initial value; JAX
-    lets users give another one."""
-    root = reducer.root
-    simple = len(reducer.parameters) == 2 and set(root.operands) == set(reducer.parameters)
-    neutral = identity_of(root.opcode, element_type) if simple else None
-    if neutral is None:
-        return init, []
-    zero = literal_expr(np.zeros((), Shape(element_type).dtype), element_type)
-    if init == literal_expr(neutral, element_type) or (root.opcode == "add" and init == zero):
-        return init, []
-    return literal_expr(neutral, element_type), [init]

@@ -4,7 +4,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlofuse.codegen.nest import Nest, Reduction
+from hlofuse.codegen.nest import Nest
+from hlofuse.codegen.reduction import Reduction
 from hlofuse.codegen.scalar_expr import c_type
 from hlofuse.hlo.module import Instruction
 
