@@ -6,6 +6,7 @@ What a person got wrong is one short message on stderr and exit status 2; a trac
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="the clusters, and for every producer and consumer why (not) fused")
     explain.set_defaults(run=_explain)
     _add_target(explain)
+    explain.add_argument("--json", action="store_true", help="the same as JSON")
 
     simt = commands.add_parser("simt", help="run the CUDA kernels on the CPU, thread by thread, and check every access")
     simt.set_defaults(run=_simt)
@@ -118,7 +120,8 @@ def _dump(arguments: argparse.Namespace) -> str:
 
 
 def _explain(arguments: argparse.Namespace) -> str:
-    return _compile(arguments).explain()
+    compilation = _compile(arguments)
+    return json.dumps(compilation.explanation(), indent=1) if arguments.json else compilation.explain()
 
 
 def _simt(arguments: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ from hlofuse.codegen.dialect import DIALECTS
 from hlofuse.codegen.kernel import KernelText, write_kernel
 from hlofuse.codegen.values import EmitError
 from hlofuse.config import Options, dump_directory
-from hlofuse.explore.explanation import explain_fusion
+from hlofuse.explore.explanation import explain_fusion, explanation_data
 from hlofuse.explore.launch_count import LaunchCount, count_launches
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.frontend.trace import trace_function
@@ -113,6 +113,10 @@ class Compilation:
     def explain(self) -> str:
         """Every cluster with its numbers, and every producer–consumer edge with what became of it."""
         return explain_fusion(self.fusion, self.clusters, self.device)
+
+    def explanation(self) -> dict[str, Any]:
+        """What `explain` says as numbers, strings, lists and dicts, for JSON."""
+        return explanation_data(self.fusion, self.clusters, self.device)
 
     def launches(self) -> LaunchCount:
         """What the device runs, and the bytes that it moves."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
+from hlofuse.fusion.constraints import Constraint
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import (
     FREE_SHAPES,
@@ -120,7 +121,7 @@ class KernelCosts:
         self.shared_inputs = self._shared_inputs()
         self.follows_user = [self._follows_user(v) for v in range(self.num_vertices)]
         self._sizes: dict[int, int] = {}
-        self.forbidden: list[frozenset[int]] = []
+        self.constraints: list[Constraint] = []
 
     def _inner_atom(self, i: Instruction) -> int:
         atoms = self.graph.axes.atoms(i)
@@ -203,6 +204,10 @@ class KernelCosts:
         except Refusal:
             return None
 
+    def result_bytes(self, v: int) -> int:
+        """The size of what a vertex computes."""
+        return self._bytes[v]
+
     @cached_property
     def _floors(self) -> KernelFloors:
         return KernelFloors(self, OVERLAP_LOSS)
@@ -217,7 +222,7 @@ class KernelCosts:
     # --- the walk -----------------------------------------------------------------------------------------------------
 
     def estimate(self, members: Iterable[int], outputs: Iterable[int], constrained: bool = True) -> CostEstimate:
-        """The cost of one kernel; `Refusal` where it has no plan. `constrained` heeds what earlier rounds forbade."""
+        """The cost of one kernel; `Refusal` where it has no plan. `constrained` heeds what earlier rounds found."""
         order = sorted(members)
         outs = list(outputs)
         if len(order) == 1 and self.is_fixed[order[0]]:
@@ -225,9 +230,9 @@ class KernelCosts:
         if len(order) > MAX_MEMBERS:
             raise Refusal("memory", f"{len(order)} instructions, the limit is {MAX_MEMBERS}")
         chosen = set(order)
-        for pair in self.forbidden:
-            if constrained and pair <= chosen:
-                raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
+        for constraint in self.constraints if constrained else ():
+            if constraint.is_broken_by(chosen):
+                raise Refusal(constraint.rule, constraint.reason)
         scatters: list[Scatter] = []
         scheduled: list[int] = []
         if self._scatters and not chosen.isdisjoint(self._scatters):

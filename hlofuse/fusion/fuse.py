@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hlofuse.errors import HlofuseWarning
 from hlofuse.fusion.coloring import collector_paused, color_graph
+from hlofuse.fusion.constraints import Constraint
 from hlofuse.fusion.cost_estimate import CostEstimate
 from hlofuse.fusion.cost_model import KernelCosts
 from hlofuse.fusion.cumulative import cumulatives_for_xla
@@ -78,15 +79,17 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
                     if not any(costs.is_fixed[v] for kernel in launch for v in kernel.members)]
         outlined = outline(graph, [_union(launch) for launch in launches])
         planned: list[PlannedKernel] = []
-        refused: list[frozenset[int]] = []
+        refused: list[Constraint] = []
         for launch, fusion in zip(launches, outlined.fusions, strict=True):
             segments, reason = _plan(fusion, graph, launch, accept)
             if not segments and not last:
-                refused.extend(k.members for k in launch if len(k.members) > 1)
+                why = f"an earlier round found no plan for a kernel of these ({reason})"
+                refused.extend(Constraint.not_all(k.members, "producer-consumer", why)
+                               for k in launch if len(k.members) > 1)
             planned.append(PlannedKernel(fusion, segments, _launch_cost(costs, launch), launch, reason))
         if not refused:
             break
-        costs.forbidden.extend(refused)
+        costs.constraints.extend(refused)
     return Fused(outlined.computation, tuple(planned), graph, costs, coloring)
 
 
