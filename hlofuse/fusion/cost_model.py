@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from hlofuse.fusion.constraints import Constraint
 from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
-from hlofuse.fusion.constraints import Constraint
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import (
     FREE_SHAPES,
