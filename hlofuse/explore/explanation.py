@@ -10,6 +10,7 @@ from typing import Any
 
 from hlofuse.explore.edge_report import edge_lines, free_instructions, report_edges
 from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.feedback import Finding
 from hlofuse.fusion.fuse import Fused, PlannedKernel
 from hlofuse.hlo.printer import instruction_names
 
@@ -24,6 +25,8 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
         names = instruction_names(fused.graph.computation)
         lines.extend(f"{names[i]}: left to XLA, {reason}" for i, reason in fused.graph.left.items())
         lines.append("")
+    if fused.findings:
+        lines.extend([*_findings(fused), ""])
     free = free_instructions(fused)
     if free:
         listed = ", ".join(f"{n} {opcode}" for opcode, n in sorted(free.items()))
@@ -46,6 +49,9 @@ def explanation_data(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) 
             "compute_us": c.cost.compute_us, "memory_us": c.cost.memory_us, "saved_us": inside.saved_us})
     return {"device": device.name, "method": fused.coloring.statistics.method,
             "predicted_us": fused.coloring.predicted_cost, "kernels": kernels, "free": dict(free_instructions(fused)),
+            "findings": [{"round": f.round, "kernel": f.kernel, "registers": f.measured.registers,
+                          "spilled_bytes": f.measured.spilled_bytes, "limit": f.measured.limit, "at_most": f.at_most,
+                          "members": _member_names(fused, f)} for f in fused.findings],
             "edges": [e.to_json(device.max_registers) for e in report_edges(fused)]}
 
 
@@ -83,3 +89,25 @@ def _cluster(name: str, cluster: Any, inside: _Inside) -> Iterator[str]:
            f"memory {cost.memory_us:.2f}); T_saved {inside.saved_us:.2f} us against a kernel for each "
            "instruction")
     yield ""
+
+
+_LISTED = 8   # instructions of a kernel that is no more
+
+
+def _findings(fused: Fused) -> Iterator[str]:
+    for f in fused.findings:
+        m = f.measured
+        what = (f"round {f.round}: {f.kernel}: ptxas {m.registers} registers, {m.spilled_bytes} bytes spilled, the "
+                f"limit is {m.limit}")
+        names = _member_names(fused, f)
+        listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+        if f.at_most is None:
+            yield f"{what}; it stays so, with {listed}"
+        else:
+            yield (f"{what}; at most {f.at_most} of {len(names)} of its instructions, {listed}, may share a kernel; "
+                   f"coloured again, round {f.round + 1}")
+
+
+def _member_names(fused: Fused, finding: Finding) -> list[str]:
+    names = instruction_names(fused.graph.computation)
+    return [names[fused.graph.vertices[v].instruction] for v in sorted(finding.members)]

@@ -9,6 +9,18 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
+from hlofuse.hlo.module import Instruction
+
+Pair = tuple[Instruction, Instruction]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Pairs of instructions that a person wants in one kernel, or apart."""
+
+    force: tuple[Pair, ...] = ()
+    forbid: tuple[Pair, ...] = ()
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -21,6 +33,11 @@ class Constraint:
 
     def is_broken_by(self, kernel: Set[int]) -> bool:
         return len(self.members & kernel) > self.at_most
+
+    @property
+    def message(self) -> str:
+        """The reason as the message of a `Refusal`, in which braces stand for instructions."""
+        return self.reason.replace("{", "{{").replace("}", "}}")
 
     @classmethod
     def not_all(cls, members: frozenset[int], rule: str, reason: str) -> Constraint:

@@ -7,7 +7,7 @@ that names the rule.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -208,6 +208,11 @@ class KernelCosts:
         """The size of what a vertex computes."""
         return self._bytes[v]
 
+    @property
+    def reductions(self) -> Set[int]:
+        """Vertices that are reductions with a loop of their own."""
+        return self._large
+
     @cached_property
     def _floors(self) -> KernelFloors:
         return KernelFloors(self, OVERLAP_LOSS)
@@ -232,7 +237,7 @@ class KernelCosts:
         chosen = set(order)
         for constraint in self.constraints if constrained else ():
             if constraint.is_broken_by(chosen):
-                raise Refusal(constraint.rule, constraint.reason)
+                raise Refusal(constraint.rule, constraint.message)
         scatters: list[Scatter] = []
         scheduled: list[int] = []
         if self._scatters and not chosen.isdisjoint(self._scatters):
