@@ -6,6 +6,7 @@ What a person got wrong is one short message on stderr and exit status 2; a trac
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -65,11 +66,17 @@ def _parser() -> argparse.ArgumentParser:
                            "passes`; NAME#2 for its second time)")  # fmt: skip
     dump.add_argument("--arch", metavar="ARCH", help="of --stage ptx, such as sm_90; default: the device's")
     dump.add_argument("--prelude", action="store_true", help="before cuda or host: what the kernels are written with")
+    _add_feedback(dump)
     dump.add_argument("--no-metadata", action="store_true", help="HLO without operation names and source lines")
 
     explain = commands.add_parser("explain", help="the clusters, and for every producer and consumer why (not) fused")
     explain.set_defaults(run=_explain)
     _add_target(explain)
+    explain.add_argument("--json", action="store_true", help="the same as JSON")
+    _add_feedback(explain)
+    explain.add_argument("--force", action="append", default=[], metavar="A,B",
+                         help="what changes with these two in one kernel; names as explain prints them; repeatable")
+    explain.add_argument("--forbid", action="append", default=[], metavar="A,B", help="the same with these two apart")
 
     simt = commands.add_parser("simt", help="run the CUDA kernels on the CPU, thread by thread, and check every access")
     simt.set_defaults(run=_simt)
@@ -81,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     passes.set_defaults(run=_passes)
     passes.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE")
     return parser
+
+
+def _add_feedback(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--feedback", action="store_true",
+                        help="compile the CUDA kernels with NVRTC and split what spills registers; no GPU is needed")
 
 
 def _add_target(parser: argparse.ArgumentParser, device: str = "h200") -> None:
@@ -105,7 +117,7 @@ def _dump(arguments: argparse.Namespace) -> str:
     # Before anything is compiled: a wrong name should not take seconds to find.
     _check_stage(stage, arguments.stage)
     if stage == "ptx":
-        _check_nvrtc(arguments.arch)
+        _check_nvrtc("--stage ptx", arguments.arch)
     elif arguments.arch is not None:
         raise HlofuseError("--arch is for --stage ptx")
     compilation = _compile(arguments)
@@ -118,7 +130,20 @@ def _dump(arguments: argparse.Namespace) -> str:
 
 
 def _explain(arguments: argparse.Namespace) -> str:
-    return _compile(arguments).explain()
+    force, forbid = ([_pair(text) for text in texts] for texts in (arguments.force, arguments.forbid))
+    compilation = _compile(arguments)
+    if not arguments.json:
+        return compilation.explain(force, forbid)
+    if force or forbid:
+        compilation = compilation.recolored(force, forbid)
+    return json.dumps(compilation.explanation(), indent=1)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise HlofuseError(f"{text!r} is not a pair of names, A,B")
+    return names[0], names[1]
 
 
 def _simt(arguments: argparse.Namespace) -> str:
@@ -165,7 +190,9 @@ def _check_stage(stage: str, given: str) -> None:
 
 def _compile(arguments: argparse.Namespace) -> Any:
     check_name("device", arguments.device, device_names())
-    options = Options(fusion=arguments.fusion)
+    if arguments.feedback:
+        _check_nvrtc("--feedback", None)
+    options = Options(fusion=arguments.fusion, feedback=arguments.feedback)
     from .compiler import compile_function, compile_module
     from .explore.target import load_target
 
@@ -176,11 +203,11 @@ def _compile(arguments: argparse.Namespace) -> Any:
     return compile_function(target.function, *target.args, options=options, device=arguments.device)
 
 
-def _check_nvrtc(arch: str | None) -> None:
+def _check_nvrtc(option: str, arch: str | None) -> None:
     from .runtime import nvrtc
 
     if (reason := nvrtc.nvrtc_available()) is not None:
-        raise HlofuseError(f"--stage ptx needs NVRTC: {reason}")
+        raise HlofuseError(f"{option} needs NVRTC: {reason}")
     if arch is not None:
         check_name("architecture", arch, nvrtc.supported_architectures())
 

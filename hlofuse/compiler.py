@@ -16,20 +16,26 @@ from hlofuse.codegen.dialect import DIALECTS
 from hlofuse.codegen.kernel import KernelText, write_kernel
 from hlofuse.codegen.values import EmitError
 from hlofuse.config import Options, dump_directory
-from hlofuse.explore.explanation import explain_fusion
+from hlofuse.errors import HlofuseError
+from hlofuse.explore.difference import explain_difference, named_pairs, refused_text
+from hlofuse.explore.explanation import explain_fusion, explanation_data
 from hlofuse.explore.launch_count import LaunchCount, count_launches
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.frontend.trace import trace_function
 from hlofuse.fusion.coloring import collector_paused
+from hlofuse.fusion.constraints import Wishes
 from hlofuse.fusion.cost_estimate import CostEstimate
 from hlofuse.fusion.devices import DeviceSpec, find_device
-from hlofuse.fusion.fuse import Fused, deep_recursion, fuse_computation
-from hlofuse.fusion.plan import Segment
+from hlofuse.fusion.feedback import Measured
+from hlofuse.fusion.fuse import Fused, PlannedKernel, deep_recursion, fuse_computation
+from hlofuse.fusion.plan import Refusal, Segment
 from hlofuse.fusion.registers import estimate_registers
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.passes import run_passes
 from hlofuse.runtime.array_backend import ArrayBackend
 from hlofuse.runtime.array_runtime import ArrayExecutable, build_array_executable
+from hlofuse.runtime.nvrtc import nvrtc_available
+from hlofuse.runtime.ptxas import measure_kernels
 from hlofuse.runtime.simt import build_simt_executable
 from hlofuse.runtime.xla_cuda import cuda_device
 from hlofuse.runtime.xla_runtime import Executable, build_executable, prepare_toolchain
@@ -110,9 +116,30 @@ class Compilation:
     operands: tuple[Any, ...] = ()    # what the function was traced on, in the order of the leading parameters
     timings: dict[str, float] = field(default_factory=dict)
 
-    def explain(self) -> str:
-        """Every cluster with its numbers, and every producer–consumer edge with what became of it."""
-        return explain_fusion(self.fusion, self.clusters, self.device)
+    def explain(self, force: Sequence[tuple[str, str]] = (), forbid: Sequence[tuple[str, str]] = ()) -> str:
+        """Every cluster with its numbers, and every producer–consumer edge with what became of it. With `force` or
+        `forbid`, pairs of names from that text: what putting them into one kernel, or keeping them apart, changes."""
+        if not force and not forbid:
+            return explain_fusion(self.fusion, self.clusters, self.device)
+        return explain_difference(self, self.recolored(force, forbid), force, forbid)
+
+    def recolored(self, force: Sequence[tuple[str, str]] = (),
+                  forbid: Sequence[tuple[str, str]] = ()) -> Compilation:
+        """The same program with pairs of instructions in one kernel or apart; HlofuseError where that is not legal."""
+        graph = self.fusion.graph
+        wishes = Wishes(named_pairs(graph, force), named_pairs(graph, forbid))
+        method = self.fusion.coloring.statistics.method
+        try:
+            fusion, clusters = _fuse(graph.computation, self.device, method, wishes=wishes)
+        except Refusal as refusal:
+            raise HlofuseError(refused_text(graph, force, refusal)) from refusal
+        fused = Module(self.fused.name, fusion.computation)
+        snapshots = {**self.snapshots, "fused": fused}
+        return replace(self, snapshots=snapshots, fused=fused, clusters=clusters, fusion=fusion)
+
+    def explanation(self) -> dict[str, Any]:
+        """What `explain` says as numbers, strings, lists and dicts, for JSON."""
+        return explanation_data(self.fusion, self.clusters, self.device)
 
     def launches(self) -> LaunchCount:
         """What the device runs, and the bytes that it moves."""
@@ -129,9 +156,23 @@ class _Stages:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self.timings.get("feedback", 0.0)
         yield
-        self.timings[stage] = (time.perf_counter() - start) * 1e3
+        inside = self.timings.get("feedback", 0.0) - before
+        self.timings[stage] = (time.perf_counter() - start) * 1e3 - inside
+
+    def feedback(self, device: DeviceSpec) -> Measurer | None:
+        """What measures kernels and adds up the time, which is a stage of its own; None where there is no ptxas."""
+        if device.dialect != "cuda" or nvrtc_available() is not None:
+            return None
+
+        def measure(texts: Sequence[KernelText | None]) -> Sequence[Measured | None]:
+            start = time.perf_counter()
+            found = measure_kernels(texts, device)
+            self.timings["feedback"] = self.timings.get("feedback", 0.0) + (time.perf_counter() - start) * 1e3
+            return found
+
+        return measure
 
     def keep(self, name: str, module: Module) -> None:
         self.snapshots[name] = module
@@ -169,14 +210,19 @@ def _compile(closed: Any | None, module: Module | None, options: Options, spec: 
         optimized = run_passes(module, on_snapshot=stages.keep, dialect=spec.dialect)
     stages.keep("optimized", optimized)
     with stages.timed("fusion"):
-        fusion, clusters = _fuse(optimized.entry, spec, options.fusion)
+        measure = stages.feedback(spec) if options.feedback else None
+        fusion, clusters = _fuse(optimized.entry, spec, options.fusion, measure)
         fused = Module(optimized.name, fusion.computation)
     stages.keep("fused", fused)
     return Compilation(name, closed, stages.snapshots, fused, clusters, fusion, spec, consts,
                        timings=stages.timings)
 
 
-def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring") -> tuple[Fused, tuple[Cluster, ...]]:
+Measurer = Callable[[Sequence[KernelText | None]], Sequence[Measured | None]]
+
+
+def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring", measurer: Measurer | None = None,
+          wishes: Wishes = Wishes()) -> tuple[Fused, tuple[Cluster, ...]]:  # noqa: B008 (frozen)
     """Fuses a computation and writes its kernels, because only what can be written is accepted."""
     texts: dict[Instruction, KernelText] = {}
 
@@ -187,7 +233,11 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring"
             return f"producer-consumer: {error}"
         return None
 
-    fused = fuse_computation(computation, device, method, accept)
+    def measure(planned: Sequence[PlannedKernel]) -> Sequence[Measured | None]:
+        assert measurer is not None
+        return measurer([texts[k.instruction] if k.segments else None for k in planned])
+
+    fused = fuse_computation(computation, device, method, accept, measure if measurer else None, wishes)
     clusters = tuple(Cluster(k.instruction, k.segments, k.cost, k.refusal, device,
                              {device.dialect: texts[k.instruction]} if k.segments else {}) for k in fused.kernels)
     return fused, clusters
@@ -211,6 +261,7 @@ def compile_jaxpr(closed: Any, options: Options, platform: str) -> Executable:
         prepare_toolchain()
     spec = find_device(options.device or _HOST) if options.device or platform == "cpu" else cuda_device()
     known = platform if platform in ("cpu", "cuda") else None
+    options = replace(options, feedback=options.feedback or platform == "cuda")
     compilation = _compile(closed, None, options, spec, _name_of(closed), known)
     _dump(compilation)
     build = build_simt_executable if spec.name == "simt" else build_executable
@@ -221,6 +272,7 @@ def compile_for_arrays(closed: Any, options: Options, backend: ArrayBackend,
                        donated: frozenset[int]) -> ArrayExecutable:
     """The executable of a jaxpr on the arrays of another library. Its products come without epilogues."""
     spec = find_device(options.device) if options.device else backend.spec
+    options = replace(options, feedback=options.feedback or spec.dialect == "cuda")
     compilation = _compile(closed, None, options, replace(spec, library_epilogues=False), _name_of(closed))
     _dump(compilation)
     return build_array_executable(compilation, backend, donated)

@@ -27,11 +27,14 @@ class Options:
       kernels thread by thread on the CPU.
     runtime: what runs it: JAX's own runtime, `xla`, or this package's on CuPy's or NumPy's arrays; `None` is decided by
       the arrays of each call.
+    feedback: compile the CUDA kernels with NVRTC, and split what ptxas spills. Where kernels run on a GPU that is done
+      in any case.
     """
 
     fusion: str = "coloring"
     device: str | None = None
     runtime: str | None = None
+    feedback: bool = False
 
     def __post_init__(self) -> None:
         check_name("fusion", self.fusion, FUSIONS)

@@ -1,38 +1,63 @@
 """The answer to "why was this not fused?": clusters with their numbers, then every producer–consumer edge.
 
-Names are those of the optimized module's text. A refused edge names its rule (producer-consumer, no cycle, shape, no
-side effects, memory) or says that joining gains nothing, always with the numbers that decided.
+Two forms of the same facts: text for people, and a dict for JSON. Times are predictions of the cost model.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hlofuse.explore.edge_report import edge_lines, free_instructions, report_edges
 from hlofuse.fusion.devices import DeviceSpec
-from hlofuse.fusion.edge_decisions import EdgeDecision, explain_edges
-from hlofuse.fusion.fuse import Fused
-from hlofuse.fusion.plan import Refusal
+from hlofuse.fusion.feedback import Finding
+from hlofuse.fusion.fuse import Fused, PlannedKernel
 from hlofuse.hlo.printer import instruction_names
 
 
 def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) -> str:
     """Text for people: one paragraph per cluster, one line per edge."""
-    names = instruction_names(fused.graph.computation)
     lines = [f"{_count(len(clusters), 'kernel')} on {device.name}; {_search(fused)}", ""]
     kernel_names = instruction_names(fused.computation)
-    for cluster in clusters:
-        lines.extend(_cluster(kernel_names[cluster.instruction], cluster, device))
+    for cluster, planned in zip(clusters, fused.kernels, strict=True):
+        lines.extend(_cluster(kernel_names[cluster.instruction], cluster, _Inside.of(fused, planned, device)))
     if fused.graph.left:
+        names = instruction_names(fused.graph.computation)
         lines.extend(f"{names[i]}: left to XLA, {reason}" for i, reason in fused.graph.left.items())
         lines.append("")
     if fused.loop_refusals:
+        names = instruction_names(fused.graph.computation)
         lines.append("loops that stay loops, and why")
         lines.extend(f"  {names[loop]}: {reason}" for loop, reason in fused.loop_refusals.items())
         lines.append("")
+    if fused.findings:
+        lines.extend([*_findings(fused), ""])
+    free = free_instructions(fused)
+    if free:
+        listed = ", ".join(f"{n} {opcode}" for opcode, n in sorted(free.items()))
+        lines.append(f"free, written where they are read: {listed}")
     lines.append("producer -> consumer: what became of the edge")
-    lines.extend(f"  {names[_instruction(fused, d.producer)]} -> {names[_instruction(fused, d.consumer)]}: "
-                 f"{_decision(fused, d, names)}" for d in explain_edges(fused.coloring))
+    lines.extend(edge_lines(report_edges(fused), device.max_registers))
     return "\n".join(lines)
+
+
+def explanation_data(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) -> dict[str, Any]:
+    """The same as numbers, strings, lists and dicts."""
+    kernel_names = instruction_names(fused.computation)
+    kernels = []
+    for c, planned in zip(clusters, fused.kernels, strict=True):
+        inside = _Inside.of(fused, planned, device)
+        kernels.append({
+            "name": kernel_names[c.instruction], "form": c.form, "refusal": c.refusal,
+            "instructions": inside.count, "flops": c.cost.flops, "bytes": c.cost.bytes,
+            "registers": c.cost.registers, "time_us": c.cost.time_us, "launch_us": c.cost.launch_us,
+            "compute_us": c.cost.compute_us, "memory_us": c.cost.memory_us, "saved_us": inside.saved_us})
+    return {"device": device.name, "method": fused.coloring.statistics.method,
+            "predicted_us": fused.coloring.predicted_cost, "kernels": kernels, "free": dict(free_instructions(fused)),
+            "findings": [{"round": f.round, "kernel": f.kernel, "registers": f.measured.registers,
+                          "spilled_bytes": f.measured.spilled_bytes, "limit": f.measured.limit, "at_most": f.at_most,
+                          "members": _member_names(fused, f)} for f in fused.findings],
+            "edges": [e.to_json(device.max_registers) for e in report_edges(fused)]}
 
 
 def _count(n: int, noun: str) -> str:
@@ -44,68 +69,50 @@ def _search(fused: Fused) -> str:
     return f"chosen by {statistics.method}, predicted {fused.coloring.predicted_cost:.2f} us in all"
 
 
-def _cluster(name: str, cluster: Any, device: DeviceSpec) -> Iterator[str]:
-    cost, body = cluster.cost, cluster.instruction.attrs["calls"]
-    inside = [i for i in body.instructions if i.opcode not in ("parameter", "constant", "tuple")]
+@dataclass(frozen=True)
+class _Inside:
+    """The instructions of a kernel without the free ones, and T_saved = (n - 1) * T_launch + Q / B: Q are the bytes
+    between them, written and read."""
+
+    count: int
+    saved_us: float
+
+    @classmethod
+    def of(cls, fused: Fused, planned: PlannedKernel, device: DeviceSpec) -> _Inside:
+        members = [v for kernel in planned.kernels for v in kernel.members]
+        kept = sum(fused.costs.result_bytes(v) for kernel in planned.kernels for v in kernel.members - kernel.outputs)
+        return cls(len(members), (len(members) - 1) * device.launch_us + 2 * kept / device.bandwidth)
+
+
+def _cluster(name: str, cluster: Any, inside: _Inside) -> Iterator[str]:
+    cost = cluster.cost
     how = f"form {cluster.form}" if cluster.segments else f"runs through JAX ({cluster.refusal})"
     yield f"{name}: {how}"
-    yield (f"  {_count(len(inside), 'instruction')}, {cost.flops:.4g} operations W, {cost.bytes} bytes Q, "
+    yield (f"  {_count(inside.count, 'instruction')}, {cost.flops:.4g} operations W, {cost.bytes} bytes Q, "
            f"intensity W/Q {cost.intensity:.3g}, about {cost.registers} registers")
-    kept = sum(s.byte_size for i in inside if i not in body.outputs for s in i.result_shapes)
-    saved = (len(inside) - 1) * device.launch_us + 2 * kept / device.bandwidth
     yield (f"  T_op {cost.time_us:.2f} us (launch {cost.launch_us:.2f}, compute {cost.compute_us:.2f}, "
-           f"memory {cost.memory_us:.2f}); T_saved {saved:.2f} us against a kernel for each instruction")
+           f"memory {cost.memory_us:.2f}); T_saved {inside.saved_us:.2f} us against a kernel for each "
+           "instruction")
     yield ""
 
 
-def _instruction(fused: Fused, vertex: int) -> Any:
-    return fused.graph.vertices[vertex].instruction
+_LISTED = 8   # instructions of a kernel that is no more
 
 
-def _decision(fused: Fused, d: EdgeDecision, names: Any) -> str:
-    if d.status == "cloned":
-        return "recomputed by each reader"
-    if d.status == "fused":
-        return "fused"
-    if _instruction(fused, d.consumer) in fused.graph.epilogues and d.reason == "fixed":
-        producer = _instruction(fused, d.producer)
-        if producer.opcode == "dot" or producer in fused.graph.epilogues:
-            return "the epilogue of a library call"
-    reasons = {"fixed": _fixed, "conflict": _conflict, "cycle": _cycle, "no plan": _no_plan, "no gain": _no_gain}
-    return "separate, " + reasons[d.reason or "no plan"](fused, d, names)
+def _findings(fused: Fused) -> Iterator[str]:
+    for f in fused.findings:
+        m = f.measured
+        what = (f"round {f.round}: {f.kernel}: ptxas {m.registers} registers, {m.spilled_bytes} bytes spilled, the "
+                f"limit is {m.limit}")
+        names = _member_names(fused, f)
+        listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+        if f.at_most is None:
+            yield f"{what}; it stays so, with {listed}"
+        else:
+            yield (f"{what}; at most {f.at_most} of {len(names)} of its instructions, {listed}, may share a kernel; "
+                   f"coloured again, round {f.round + 1}")
 
 
-def _fixed(fused: Fused, d: EdgeDecision, names: Any) -> str:
-    alone = d.producer if fused.costs.is_fixed[d.producer] else d.consumer
-    if _instruction(fused, alone) in fused.graph.epilogues:
-        return f"no side effects: {names[_instruction(fused, alone)]} is computed by its dot's library call"
-    reason = fused.graph.left.get(_instruction(fused, alone))
-    if reason is not None:
-        return f"no side effects: {names[_instruction(fused, alone)]} is left to XLA: {reason}"
-    return f"no side effects: {names[_instruction(fused, alone)]} is a call of its own"
-
-
-def _conflict(fused: Fused, d: EdgeDecision, names: Any) -> str:
-    u, v = d.conflict or (d.producer, d.consumer)
-    if _instruction(fused, u) in fused.graph.loops or _instruction(fused, v) in fused.graph.loops:
-        return f"producer-consumer: {fused.costs.loop_conflict(u, v)}"
-    return (f"producer-consumer: {names[_instruction(fused, u)]} and {names[_instruction(fused, v)]} reduce different "
-            "axes")
-
-
-def _cycle(fused: Fused, d: EdgeDecision, names: Any) -> str:
-    return "no cycle: between them stands " + ", ".join(names[_instruction(fused, v)] for v in d.path[1:] or d.path)
-
-
-def _no_plan(fused: Fused, d: EdgeDecision, names: Any) -> str:
-    homes = [k for k in fused.coloring.kernels if d.producer in k.members or d.consumer in k.members]
-    try:
-        fused.costs.estimate(frozenset().union(*(k.members for k in homes)),
-                             frozenset().union(*(k.outputs for k in homes)))
-    except Refusal as refusal:
-        return f"{refusal.rule}: {refusal.text(names)}"
-    return "shape: no kernel form covers both"
-
-
-def _no_gain(fused: Fused, d: EdgeDecision, names: Any) -> str:
-    return f"no gain: one kernel would take {d.delta or 0.0:.2f} us more than two"
+def _member_names(fused: Fused, finding: Finding) -> list[str]:
+    names = instruction_names(fused.graph.computation)
+    return [names[fused.graph.vertices[v].instruction] for v in sorted(finding.members)]

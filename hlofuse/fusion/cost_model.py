@@ -7,10 +7,11 @@ that names the rule.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from hlofuse.fusion.constraints import Constraint
 from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
@@ -117,7 +118,7 @@ class KernelCosts:
         self.shared_inputs = self._shared_inputs()
         self.follows_user = [self._follows_user(v) for v in range(self.num_vertices)]
         self._sizes: dict[int, int] = {}
-        self.forbidden: list[frozenset[int]] = []
+        self.constraints: list[Constraint] = []
 
     def _inner_atom(self, i: Instruction) -> int:
         atoms = self.graph.axes.atoms(i)
@@ -186,6 +187,15 @@ class KernelCosts:
         except Refusal:
             return None
 
+    def result_bytes(self, v: int) -> int:
+        """The size of what a vertex computes."""
+        return self._bytes[v]
+
+    @property
+    def reductions(self) -> Set[int]:
+        """Vertices that are reductions with a loop of their own."""
+        return self._large
+
     @cached_property
     def _floors(self) -> KernelFloors:
         return KernelFloors(self, OVERLAP_LOSS)
@@ -200,7 +210,7 @@ class KernelCosts:
     # --- the walk -----------------------------------------------------------------------------------------------------
 
     def estimate(self, members: Iterable[int], outputs: Iterable[int], constrained: bool = True) -> CostEstimate:
-        """The cost of one kernel; `Refusal` where it has no plan. `constrained` heeds what earlier rounds forbade."""
+        """The cost of one kernel; `Refusal` where it has no plan. `constrained` heeds what earlier rounds found."""
         order = sorted(members)
         outs = list(outputs)
         if len(order) == 1 and self.is_fixed[order[0]]:
@@ -208,9 +218,9 @@ class KernelCosts:
         if len(order) > MAX_MEMBERS:
             raise Refusal("memory", f"{len(order)} instructions, the limit is {MAX_MEMBERS}")
         chosen = set(order)
-        for pair in self.forbidden:
-            if constrained and pair <= chosen:
-                raise Refusal("producer-consumer", "an earlier round found no plan for a kernel of these")
+        for constraint in self.constraints if constrained else ():
+            if constraint.is_broken_by(chosen):
+                raise Refusal(constraint.rule, constraint.message)
         scatters: list[Scatter] = []
         scheduled: list[int] = []
         loops = [self._loops[v] for v in order if v in self._loops] if self._loops else []

@@ -6,7 +6,7 @@ this order: fixed, conflict, cycle, no plan, no gain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlofuse.fusion.partition import UNOWNED, Coloring
 
@@ -17,7 +17,8 @@ class EdgeDecision:
 
     `reason`, of separate edges: "fixed"; "conflict" (`conflict` is the pair that may never share a kernel); "cycle"
     (`path`: the vertices that carry data on a third way from the producer's kernel to the consumer's);
-    "no plan"; "no gain" (`delta`: microseconds that joining would add).
+    "no plan"; "no gain" (`delta`: microseconds that joining would add). `kernels`: the one that writes and the first
+    one that reads.
     """
 
     producer: int
@@ -27,6 +28,7 @@ class EdgeDecision:
     conflict: tuple[int, int] | None = None
     path: tuple[int, ...] = ()
     delta: float | None = None
+    kernels: tuple[int, int] | None = None
 
 
 def explain_edges(coloring: Coloring) -> list[EdgeDecision]:
@@ -43,9 +45,9 @@ def explain_edges(coloring: Coloring) -> list[EdgeDecision]:
                 known[kernels] = _separate(coloring, u, v, *kernels)
             why = known[kernels]
             if coloring.memo.conflict(u, v) and not (coloring.memo.is_fixed[u] or coloring.memo.is_fixed[v]):
-                decisions.append(EdgeDecision(u, v, status, "conflict", conflict=(u, v)))
+                decisions.append(EdgeDecision(u, v, status, "conflict", conflict=(u, v), kernels=kernels))
             else:
-                decisions.append(EdgeDecision(u, v, status, why.reason, why.conflict, why.path, why.delta))
+                decisions.append(replace(why, producer=u, consumer=v, kernels=kernels))
     return decisions
 
 

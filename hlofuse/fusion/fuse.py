@@ -1,7 +1,8 @@
 """The fusion pass: graph, coloring, outline, and a plan for every kernel.
 
 A kernel that turns out to have no plan (the search judges by masks, the plan by whole index maps) becomes a constraint
-"not all of these", and the graph is colored again, a bounded number of rounds; what is left then runs through JAX.
+"not all of these", and the graph is colored again, a bounded number of rounds; what is left then runs through JAX. So
+does a kernel that spills registers, where somebody measures (feedback.py).
 """
 from __future__ import annotations
 
@@ -11,15 +12,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from hlofuse.errors import HlofuseWarning
 from hlofuse.fusion.coloring import collector_paused, color_graph
+from hlofuse.fusion.constraints import Constraint, Pair, Wishes
 from hlofuse.fusion.cost_estimate import CostEstimate
 from hlofuse.fusion.cost_model import KernelCosts
 from hlofuse.fusion.cumulative import cumulatives_for_xla
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.exact import TooLargeError
+from hlofuse.fusion.feedback import Finding, Measured, find_spilling
+from hlofuse.fusion.forced import color_with_forced
 from hlofuse.fusion.graph import FusionGraph, is_fusible
 from hlofuse.fusion.loops import find_loops
 from hlofuse.fusion.outline import outline
@@ -48,7 +53,7 @@ class PlannedKernel:
 
 @dataclass(frozen=True)
 class Fused:
-    """What the fusion pass found for one computation."""
+    """What the fusion pass found for one computation; `findings` are what kernels of earlier rounds measured."""
 
     computation: Computation
     kernels: tuple[PlannedKernel, ...]
@@ -56,19 +61,24 @@ class Fused:
     costs: KernelCosts
     coloring: Coloring
     loop_refusals: Mapping[Instruction, str]    # why a loop stays a loop
+    findings: tuple[Finding, ...] = ()
 
 
 Accept = Callable[[Instruction, Sequence[Segment]], str | None]
+Measure = Callable[[Sequence[PlannedKernel]], Sequence[Measured | None]]
 
 
 def fuse_computation(computation: Computation, device: DeviceSpec, method: str = "coloring",
-                     accept: Accept = lambda fusion, segments: None) -> Fused:
-    """Colors a computation and plans its kernels; `accept` may refuse a launch with a reason."""
+                     accept: Accept = lambda fusion, segments: None, measure: Measure | None = None,
+                     wishes: Wishes = Wishes()) -> Fused:  # noqa: B008 (frozen)
+    """Colors a computation and plans its kernels; `accept` may refuse a launch with a reason, `measure` tells the
+    registers of kernels that were accepted. `Refusal` if two that `wishes` force into one kernel may not share one."""
     with collector_paused():
-        return _fuse(computation, device, method, accept)
+        return _fuse(computation, device, method, accept, measure, wishes)
 
 
-def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept) -> Fused:
+def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept, measure: Measure | None,
+          wishes: Wishes) -> Fused:
     found = find_loops(computation, is_fusible, accept, device.max_registers)
     computation = found.computation
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
@@ -76,30 +86,58 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
     graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members],
                         scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device), found.loops)
     costs = KernelCosts(graph, device)
-    for last in [False] * (ROUNDS - 1) + [True]:
-        coloring = _color(costs, method)
-        launches = [launch for launch in coloring.launches
-                    if not any(costs.is_fixed[v] for kernel in launch for v in kernel.members)]
-        outlined = outline(graph, [_union(launch) for launch in launches])
-        planned: list[PlannedKernel] = []
-        refused: list[frozenset[int]] = []
-        for launch, fusion in zip(launches, outlined.fusions, strict=True):
-            segments, reason = _plan(fusion, graph, launch, accept)
-            if not segments and not last:
-                refused.extend(k.members for k in launch if len(k.members) > 1)
-            planned.append(PlannedKernel(fusion, segments, _launch_cost(costs, launch), launch, reason))
-        if not refused:
-            break
-        costs.forbidden.extend(refused)
-    return Fused(outlined.computation, tuple(planned), graph, costs, coloring, found.refusals)
+    costs.constraints.extend(Constraint(frozenset(pair), 1, "forbidden", "these two were asked to be apart")
+                             for pair in _vertices(graph, wishes.forbid))
+    forced = _vertices(graph, wishes.force)
+    findings: list[Finding] = []
+    refusals, measurements = 0, 0
+    while True:
+        coloring = _color(costs, method, forced)
+        outlined, planned, constraints = _plan_launches(graph, costs, coloring, accept)
+        if constraints and refusals < ROUNDS - 1:
+            refusals += 1
+        elif measure is not None and measurements < ROUNDS:
+            measurements += 1
+            new = find_spilling([k.instruction.name for k in planned], [k.kernels for k in planned], measure(planned),
+                                costs.reductions, measurements, measurements == ROUNDS)
+            findings += new
+            constraints = [c for f in new if (c := f.constraint()) is not None]
+        else:
+            constraints = []
+        if not constraints:
+            return Fused(outlined, tuple(planned), graph, costs, coloring, found.refusals, tuple(findings))
+        costs.constraints.extend(constraints)
 
 
-def _color(costs: KernelCosts, method: str) -> Coloring:
+def _vertices(graph: FusionGraph, pairs: Sequence[Pair]) -> list[tuple[int, int]]:
+    return [(graph.vertex_of[a], graph.vertex_of[b]) for a, b in pairs]
+
+
+def _plan_launches(graph: FusionGraph, costs: KernelCosts, coloring: Coloring,
+                   accept: Accept) -> tuple[Computation, list[PlannedKernel], list[Constraint]]:
+    """The program with a coloring's launches, and what must not be coloured so again because it has no plan."""
+    launches = [launch for launch in coloring.launches
+                if not any(costs.is_fixed[v] for kernel in launch for v in kernel.members)]
+    outlined = outline(graph, [_union(launch) for launch in launches])
+    planned: list[PlannedKernel] = []
+    refused: list[Constraint] = []
+    for launch, fusion in zip(launches, outlined.fusions, strict=True):
+        segments, reason = _plan(fusion, graph, launch, accept)
+        if not segments:
+            why = f"an earlier round found no plan for a kernel of these ({reason})"
+            refused.extend(Constraint.not_all(k.members, "producer-consumer", why)
+                           for k in launch if len(k.members) > 1)
+        planned.append(PlannedKernel(fusion, segments, _launch_cost(costs, launch), launch, reason))
+    return outlined.computation, planned, refused
+
+
+def _color(costs: KernelCosts, method: str, forced: Sequence[tuple[int, int]]) -> Coloring:
+    color = partial(color_with_forced, costs, forced) if forced else partial(color_graph, costs)
     try:
-        return color_graph(costs, method)
+        return color(method)
     except TooLargeError as error:
         warnings.warn(f"{error}, which is taken instead", HlofuseWarning, stacklevel=2)
-        return color_graph(costs)
+        return color("coloring")
 
 
 def _union(launch: Sequence[Kernel]) -> tuple[frozenset[int], frozenset[int]]:

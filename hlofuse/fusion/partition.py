@@ -164,7 +164,7 @@ class Coloring:
         if outputs is not None:
             cost = self.memo.kernel_cost(self.members[a] | self.members[b], outputs)
             return None if cost is None else self.costs[a] + self.costs[b] - cost
-        change = self.propose(self._join_change(a, b))
+        change = self.joined(a, b)
         return None if change is None else -change.delta
 
     def join(self, a: int, b: int) -> int | None:
@@ -204,6 +204,10 @@ class Coloring:
         self.clock += 1
         self.changed_at[a] = self.clock
         return a
+
+    def joined(self, a: int, b: int) -> Change | None:
+        """The step that makes a and b one kernel, weighed; None: no plan. Conflicts and cycles are not looked at."""
+        return self.propose(self._join_change(a, b))
 
     def _join_change(self, a: int, b: int) -> dict[int, frozenset[int]]:
         if len(self.members[a]) < len(self.members[b]):
