@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlofuse.explore.edge_report import edge_lines, free_instructions, report_edges
+from hlofuse.explore.edge_report import edge_lines, free_instructions, report_edges, size_text
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.feedback import Finding
 from hlofuse.fusion.fuse import Fused, PlannedKernel
+from hlofuse.fusion.peak_memory import Peak
 from hlofuse.hlo.printer import instruction_names
 
 
@@ -32,6 +33,8 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
         lines.append("")
     if fused.findings:
         lines.extend([*_findings(fused), ""])
+    if fused.peak is not None:
+        lines.extend([_peak(fused, fused.peak, device), ""])
     free = free_instructions(fused)
     if free:
         listed = ", ".join(f"{n} {opcode}" for opcode, n in sorted(free.items()))
@@ -54,6 +57,7 @@ def explanation_data(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) 
             "compute_us": c.cost.compute_us, "memory_us": c.cost.memory_us, "saved_us": inside.saved_us})
     return {"device": device.name, "method": fused.coloring.statistics.method,
             "predicted_us": fused.coloring.predicted_cost, "kernels": kernels, "free": dict(free_instructions(fused)),
+            "peak_bytes": None if fused.peak is None else fused.peak.bytes,
             "findings": [{"round": f.round, "kernel": f.kernel, "registers": f.measured.registers,
                           "spilled_bytes": f.measured.spilled_bytes, "limit": f.measured.limit, "at_most": f.at_most,
                           "members": _member_names(fused, f)} for f in fused.findings],
@@ -96,6 +100,15 @@ def _cluster(name: str, cluster: Any, inside: _Inside) -> Iterator[str]:
     yield ""
 
 
+def _peak(fused: Fused, peak: Peak, device: DeviceSpec) -> str:
+    names = instruction_names(fused.graph.computation)
+    live = [f"{names[fused.graph.vertices[v].instruction]} ({size_text(fused.costs.result_bytes(v))})"
+            for v in peak.live[:_LARGEST]]
+    return (f"peak memory {size_text(peak.bytes)} of {size_text(device.memory_bytes)}, arguments and "
+            f"{', '.join(live) or 'nothing else'}")
+
+
+_LARGEST = 3  # buffers that are alive at the peak
 _LISTED = 8   # instructions of a kernel that is no more
 
 

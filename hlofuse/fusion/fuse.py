@@ -29,6 +29,7 @@ from hlofuse.fusion.graph import FusionGraph, is_fusible
 from hlofuse.fusion.loops import find_loops
 from hlofuse.fusion.outline import outline
 from hlofuse.fusion.partition import Coloring, Kernel
+from hlofuse.fusion.peak_memory import MemoryRounds, Peak
 from hlofuse.fusion.plan import Plan, Refusal, Segment, make_plan
 from hlofuse.fusion.scatter import plan_scatters
 from hlofuse.fusion.scatter_cost import scatters_for_xla
@@ -53,7 +54,8 @@ class PlannedKernel:
 
 @dataclass(frozen=True)
 class Fused:
-    """What the fusion pass found for one computation; `findings` are what kernels of earlier rounds measured."""
+    """What the fusion pass found for one computation; `findings` are what kernels of earlier rounds measured,
+    `peak` is the peak of memory where not all buffers fit together."""
 
     computation: Computation
     kernels: tuple[PlannedKernel, ...]
@@ -62,6 +64,7 @@ class Fused:
     coloring: Coloring
     loop_refusals: Mapping[Instruction, str]    # why a loop stays a loop
     findings: tuple[Finding, ...] = ()
+    peak: Peak | None = None
 
 
 Accept = Callable[[Instruction, Sequence[Segment]], str | None]
@@ -91,11 +94,14 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
     forced = _vertices(graph, wishes.force)
     findings: list[Finding] = []
     refusals, measurements = 0, 0
+    memory = MemoryRounds(costs, ROUNDS - 1)
     while True:
         coloring = _color(costs, method, forced)
         outlined, planned, constraints = _plan_launches(graph, costs, coloring, accept)
         if constraints and refusals < ROUNDS - 1:
             refusals += 1
+        elif memory.look_at(coloring):
+            continue
         elif measure is not None and measurements < ROUNDS:
             measurements += 1
             new = find_spilling([k.instruction.name for k in planned], [k.kernels for k in planned], measure(planned),
@@ -105,7 +111,7 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
         else:
             constraints = []
         if not constraints:
-            return Fused(outlined, tuple(planned), graph, costs, coloring, found.refusals, tuple(findings))
+            return Fused(outlined, tuple(planned), graph, costs, coloring, found.refusals, tuple(findings), memory.peak)
         costs.constraints.extend(constraints)
 
 
