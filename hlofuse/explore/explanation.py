@@ -4,15 +4,18 @@ Two forms of the same facts: text for people, and a dict for JSON. Times are pre
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hlofuse.explore.edge_report import edge_lines, free_instructions, report_edges, size_text
 from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.feedback import Finding
 from hlofuse.fusion.fuse import Fused, PlannedKernel
+from hlofuse.fusion.library_costs import Merging, library_calls, mergings
 from hlofuse.fusion.peak_memory import Peak
+from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.printer import instruction_names
 
 
@@ -31,6 +34,9 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
         lines.append("loops that stay loops, and why")
         lines.extend(f"  {names[loop]}: {reason}" for loop, reason in fused.loop_refusals.items())
         lines.append("")
+    library = list(_library(fused, device))
+    if library:
+        lines.extend([*library, ""])
     if fused.findings:
         lines.extend([*_findings(fused), ""])
     if fused.peak is not None:
@@ -98,6 +104,33 @@ def _cluster(name: str, cluster: Any, inside: _Inside) -> Iterator[str]:
            f"memory {cost.memory_us:.2f}); T_saved {inside.saved_us:.2f} us against a kernel for each "
            "instruction")
     yield ""
+
+
+def _library(fused: Fused, device: DeviceSpec) -> Iterator[str]:
+    """Matrix products as the cost model sees them, and why those of one operand are not one product."""
+    computation = fused.graph.computation
+    names = instruction_names(computation)
+    epilogues = find_epilogues(computation) if device.library_epilogues else {}
+    calls = library_calls(computation, epilogues, device)
+    for call in calls:
+        cost, (batch, m, n, k) = call.cost, call.sizes
+        extra = "".join(f", {names[o]} is copied first" for o in call.copies)
+        if call.epilogue is not None:
+            extra += f", epilogue {' '.join(names[i] for i in call.epilogue.members)}"
+        yield (f"{names[call.dot]}: library call, {batch} x {m} x {n} x {k}, {cost.flops:.4g} operations W, "
+               f"{cost.bytes} bytes Q, T_op {cost.time_us:.2f} us (launch {cost.launch_us:.2f}, "
+               f"compute {cost.compute_us:.2f}, memory {cost.memory_us:.2f}){extra}")
+    for merging in mergings(computation, calls, device):
+        yield _merging(merging, names)
+
+
+def _merging(m: Merging, names: Mapping[Instruction, str]) -> str:
+    dots = ", ".join(names[d] for d in m.dots)
+    worse = m.added_bytes >= m.saved_bytes
+    verdict = "it would add bytes" if worse else "that is not done, though it would save bytes"
+    return (f"{dots} read {names[m.operand]} and are not merged, {verdict}: weights side by side and results apart "
+            f"move {size_text(m.added_bytes)}, reading {names[m.operand]} once saves {size_text(m.saved_bytes)}; "
+            f"{len(m.dots)} -> {len(m.dots) - m.launches_saved} launches, {m.apart_us:.2f} -> {m.merged_us:.2f} us")
 
 
 def _peak(fused: Fused, peak: Peak, device: DeviceSpec) -> str:

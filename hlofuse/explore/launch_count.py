@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hlofuse.fusion.epilogues import Epilogue, find_epilogues
+from hlofuse.fusion.library_costs import is_plain_operand
 from hlofuse.hlo.module import Computation, Instruction, Module
 from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
@@ -105,21 +106,3 @@ def trip_count(loop: Instruction) -> int | None:
     """The number of trips where it is known: a scan's length."""
     scan = loop.attrs.get("scan")
     return scan.length if scan is not None else None
-
-
-def is_plain_operand(dot: Instruction, number: int) -> bool:
-    """Whether a strided-batched library call can read this operand as it lies: one run of rows, one of columns, one
-    batch run that is outermost (or strided around the rows)."""
-    side = "lhs" if number == 0 else "rhs"
-    rank = len(dot.operands[number].dims)
-    batch = tuple(dot.attrs.get(f"{side}_batch_dims", ()))
-    contracting = tuple(dot.attrs.get(f"{side}_contracting_dims", ()))
-    free = tuple(d for d in range(rank) if d not in batch and d not in contracting)
-    groups = [g for g in (contracting, free) if g]
-    if not all(_is_run(g) for g in groups) or not _is_run(batch):
-        return False
-    return not batch or max(batch) < rank - 1
-
-
-def _is_run(dims: Sequence[int]) -> bool:
-    return all(b == a + 1 for a, b in zip(dims, dims[1:], strict=False))

@@ -35,35 +35,44 @@ class DeviceSpec:
     div_rate: float
     fp64_rate: float
     matmul_rate: float           # multiply-adds * 2 of a library's f32/TF32 matrix product
+    half_matmul_rate: float      # the same in f16 and bf16
     latency_bytes: float         # bytes in flight that saturate the memory (Little's law), per SM
     library_epilogues: bool      # whether what follows a product may be computed by the library (epilogues.py)
 
+    def matmul_rate_of(self, element_type: str) -> float:
+        """Of a product in a type; without matrix units, two operations for each multiply-add."""
+        rates = {"f16": self.half_matmul_rate, "bf16": self.half_matmul_rate, "f32": self.matmul_rate,
+                 "c64": self.matmul_rate / 4, "f64": 2 * self.fp64_rate, "c128": self.fp64_rate / 2}
+        return rates.get(element_type, self.int_rate)
+
 
 def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: float, memory_gb: float, l2_mb: float,
-         *, fp32_per_sm: int = 128, fp64_share: float = 1 / 64, threads: int = 2048, shared_kb: int = 228,
-         optin_kb: int = 227, matmul_tflops: float = 100.0, launch_us: float = 2.2) -> DeviceSpec:
+         matmul_tflops: tuple[float, float], *, fp32_per_sm: int = 128, fp64_share: float = 1 / 64, threads: int = 2048,
+         shared_kb: int = 228, optin_kb: int = 227, launch_us: float = 2.2) -> DeviceSpec:
+    """`matmul_tflops` are those of f32 (TF32 where there is) and of half precision, as libraries reach them."""
     rate = sm_count * clock_ghz * 1e3          # SM cycles per µs
     bandwidth = bandwidth_gbs * 1e3
     return DeviceSpec(name, "cuda", arch, sm_count, threads, 65536, 255, shared_kb * 1024, optin_kb * 1024,
                       int(memory_gb * 1e9), bandwidth, 2.5 * bandwidth, int(l2_mb * 1e6), launch_us,
                       fp32_rate=rate * fp32_per_sm, int_rate=rate * 64, special_rate=rate * 8, div_rate=rate * 8,
-                      fp64_rate=rate * fp32_per_sm * fp64_share, matmul_rate=matmul_tflops * 1e6,
-                      latency_bytes=bandwidth * 0.7 / sm_count, library_epilogues=True)
+                      fp64_rate=rate * fp32_per_sm * fp64_share, matmul_rate=matmul_tflops[0] * 1e6,
+                      half_matmul_rate=matmul_tflops[1] * 1e6, latency_bytes=bandwidth * 0.7 / sm_count,
+                      library_epilogues=True)
 
 
 DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
-    _gpu("t4", "sm_75", 40, 1.59, 320, 16, 4, fp32_per_sm=64, fp64_share=1 / 32, threads=1024, shared_kb=64,
-         optin_kb=64, matmul_tflops=8),
-    _gpu("a100", "sm_80", 108, 1.41, 1555, 40, 40, fp32_per_sm=64, fp64_share=1 / 2, shared_kb=164, optin_kb=163,
-         matmul_tflops=120),
-    _gpu("h100", "sm_90", 132, 1.98, 3350, 80, 50, fp64_share=1 / 2, matmul_tflops=400),
-    _gpu("h200", "sm_90", 132, 1.98, 4800, 141, 50, fp64_share=1 / 2, matmul_tflops=400),
-    _gpu("b200", "sm_100", 148, 1.96, 8000, 180, 126, fp64_share=1 / 2, matmul_tflops=900),
-    _gpu("rtx4090", "sm_89", 128, 2.52, 1008, 24, 72, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=80),
-    _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, threads=1536, shared_kb=100, optin_kb=99, matmul_tflops=30),
+    _gpu("t4", "sm_75", 40, 1.59, 320, 16, 4, (8, 50), fp32_per_sm=64, fp64_share=1 / 32, threads=1024, shared_kb=64,
+         optin_kb=64),
+    _gpu("a100", "sm_80", 108, 1.41, 1555, 40, 40, (120, 250), fp32_per_sm=64, fp64_share=1 / 2, shared_kb=164,
+         optin_kb=163),
+    _gpu("h100", "sm_90", 132, 1.98, 3350, 80, 50, (400, 750), fp64_share=1 / 2),
+    _gpu("h200", "sm_90", 132, 1.98, 4800, 141, 50, (400, 750), fp64_share=1 / 2),
+    _gpu("b200", "sm_100", 148, 1.96, 8000, 180, 126, (900, 1800), fp64_share=1 / 2),
+    _gpu("rtx4090", "sm_89", 128, 2.52, 1008, 24, 72, (80, 160), threads=1536, shared_kb=100, optin_kb=99),
+    _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, (30, 100), threads=1536, shared_kb=100, optin_kb=99),
     DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 4 << 20, 0.6,
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
-               latency_bytes=64.0, library_epilogues=False),
+               half_matmul_rate=5e4, latency_bytes=64.0, library_epilogues=False),
 )}
 # The H200's kernels, executed thread by thread on the CPU.
 DEVICES["simt"] = replace(DEVICES["h200"], name="simt")
