@@ -130,7 +130,7 @@ class Compilation:
         wishes = Wishes(named_pairs(graph, force), named_pairs(graph, forbid))
         method = self.fusion.coloring.statistics.method
         try:
-            fusion, clusters = _fuse(graph.computation, self.device, method, wishes=wishes)
+            fusion, clusters = _fuse(self.snapshots["optimized"].entry, self.device, method, wishes=wishes)
         except Refusal as refusal:
             raise HlofuseError(refused_text(graph, force, refusal)) from refusal
         fused = Module(self.fused.name, fusion.computation)

@@ -262,3 +262,15 @@ def test_a_forced_copy_leaves_no_dead_original():
     for edge in report_edges(found.fusion):
         if edge.producer == "select":
             found.recolored(force=[(edge.producer, edge.consumer)]).fusion.coloring.validate()
+
+
+def test_pairs_beside_a_loop_that_is_a_kernel():
+    def f(x):
+        y = jax.lax.fori_loop(0, 10, lambda _, c: jnp.tanh(c), x)
+        return jnp.exp(y) * 2.0
+
+    found = compile_function(f, spec(4096))
+    edge = next(e for e in report_edges(found.fusion) if e.status == "fused")
+    wished = found.recolored(forbid=[(edge.producer, edge.consumer)])
+    wished.fusion.coloring.validate()
+    assert len(wished.clusters) == len(found.clusters) + 1

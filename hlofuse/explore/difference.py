@@ -19,18 +19,18 @@ _NEAR, _LISTED = 5, 8
 
 
 def named_pairs(graph: FusionGraph, pairs: Names) -> tuple[Pair, ...]:
-    """The instructions by their names in the optimized text; an error that lists near names."""
+    """The vertices by their names in the optimized text; an error that lists near names."""
     by_name = {name: i for i, name in instruction_names(graph.computation).items()}
     found = []
     for a, b in pairs:
         u, v = _named(graph, by_name, a), _named(graph, by_name, b)
-        if graph.vertex_of[u] == graph.vertex_of[v]:
+        if u == v:
             raise HlofuseError(f"{a} and {b} are one instruction")
         found.append((u, v))
     return tuple(found)
 
 
-def _named(graph: FusionGraph, by_name: dict[str, Instruction], name: str) -> Instruction:
+def _named(graph: FusionGraph, by_name: dict[str, Instruction], name: str) -> int:
     if name not in by_name:
         known = [n for n, i in by_name.items() if i in graph.vertex_of]
         near = difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.4)
@@ -41,7 +41,7 @@ def _named(graph: FusionGraph, by_name: dict[str, Instruction], name: str) -> In
         what = ("is an argument, in memory" if instruction.opcode == "parameter"
                 else "is free: it is written in every kernel that reads it")
         raise HlofuseError(f"{name} {what}")
-    return instruction
+    return graph.vertex_of[instruction]
 
 
 def refused_text(graph: FusionGraph, force: Names, refusal: Refusal) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from hlofuse.hlo.module import Instruction
-
-Pair = tuple[Instruction, Instruction]
+Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Pairs of instructions that a person wants in one kernel, or apart."""
+    """Pairs of vertices that a person wants in one kernel, or apart. A program's vertices have the same numbers each
+    time that it is fused."""
 
     force: tuple[Pair, ...] = ()
     forbid: tuple[Pair, ...] = ()

@@ -90,13 +90,12 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
                         scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device), found.loops)
     costs = KernelCosts(graph, device)
     costs.constraints.extend(Constraint(frozenset(pair), 1, "forbidden", "these two were asked to be apart")
-                             for pair in _vertices(graph, wishes.forbid))
-    forced = _vertices(graph, wishes.force)
+                             for pair in wishes.forbid)
     findings: list[Finding] = []
     refusals, measurements = 0, 0
     memory = MemoryRounds(costs, ROUNDS - 1)
     while True:
-        coloring = _color(costs, method, forced)
+        coloring = _color(costs, method, wishes.force)
         outlined, planned, constraints = _plan_launches(graph, costs, coloring, accept)
         if constraints and refusals < ROUNDS - 1:
             refusals += 1
@@ -113,10 +112,6 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
         if not constraints:
             return Fused(outlined, tuple(planned), graph, costs, coloring, found.refusals, tuple(findings), memory.peak)
         costs.constraints.extend(constraints)
-
-
-def _vertices(graph: FusionGraph, pairs: Sequence[Pair]) -> list[tuple[int, int]]:
-    return [(graph.vertex_of[a], graph.vertex_of[b]) for a, b in pairs]
 
 
 def _plan_launches(graph: FusionGraph, costs: KernelCosts, coloring: Coloring,
@@ -137,7 +132,7 @@ def _plan_launches(graph: FusionGraph, costs: KernelCosts, coloring: Coloring,
     return outlined.computation, planned, refused
 
 
-def _color(costs: KernelCosts, method: str, forced: Sequence[tuple[int, int]]) -> Coloring:
+def _color(costs: KernelCosts, method: str, forced: Sequence[Pair]) -> Coloring:
     color = partial(color_with_forced, costs, forced) if forced else partial(color_graph, costs)
     try:
         return color(method)
