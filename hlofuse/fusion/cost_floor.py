@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class KernelFloors:
     """Bounds from below on the costs of one graph."""
 
-    def __init__(self, costs: KernelCosts, overlap_loss: float) -> None:
+    def __init__(self, costs: KernelCosts) -> None:
         self._costs = costs
-        self._loss = overlap_loss
+        self._loss = costs.device.overlap_loss
         self._remaining = self._mandatory_traffic()
 
     def kernel(self, members: Iterable[int], outputs: Iterable[int],

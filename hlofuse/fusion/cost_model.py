@@ -24,6 +24,7 @@ from hlofuse.fusion.graph import (
     reduced_mask,
     size_of_mask,
 )
+from hlofuse.fusion.kernel_shape import KernelShape, efficiency, loop_shape, reduction_shape
 from hlofuse.fusion.loop_work import LoopCost, loop_domain
 from hlofuse.fusion.operand_reads import read_edges
 from hlofuse.fusion.plan import (
@@ -45,9 +46,7 @@ MAX_MEMBERS = 400        # instructions of one kernel
 MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
 MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
-OVERLAP_LOSS = 0.15       # of the shorter of computing and moving, what is not hidden behind the longer
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
-BUSY_LANES = 512         # of one SM, that hide each other's latency in a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +56,6 @@ class _Rows:
     domain: int
     reduced: int
     inner: int
-
-
-@dataclass(frozen=True, slots=True)
-class _KernelShape:
-    """`passes` over the domain; `kept`: what a row reads stays with its block; `cached`: it stays in the L2 cache."""
-
-    passes: int
-    threads: float
-    partial_bytes: int
-    kept: bool
-    cached: bool
 
 
 class KernelCosts:
@@ -198,7 +186,7 @@ class KernelCosts:
 
     @cached_property
     def _floors(self) -> KernelFloors:
-        return KernelFloors(self, OVERLAP_LOSS)
+        return KernelFloors(self)
 
     def kernel_floor(self, members: frozenset[int], outputs: frozenset[int],
                      reads: frozenset[int]) -> tuple[float, float] | None:
@@ -376,12 +364,12 @@ class KernelCosts:
             last = self._inner[source]
             if last != inner and last >= 0 and inner >= 0 and 0 in places and size > moved / 4 \
                     and masks[source] >> inner & 1:
-                penalty = 1.15
+                penalty = device.strided_penalty
         moved += sum([self._bytes[v] for v in outs])
         shape = self._shape(order, outs, scheduled, domain, reduced, inner)
         if scatters:
             scattering = scatter_shape(scatters, device)
-            shape = _KernelShape(1, scattering.threads, scattering.partial_bytes, True, True)
+            shape = KernelShape(1, scattering.threads, scattering.partial_bytes, True, True)
         partial = shape.partial_bytes
         moved += 2 * partial
         again = sum([self._bytes[s] for s in inputs if masks[s] == domain]) * (shape.passes - 1)
@@ -396,31 +384,27 @@ class KernelCosts:
             cached_us += scattering.again_bytes / device.l2_bandwidth
             compute = max(compute, scattering.extra_us)
         form = "loop" if not scheduled and not scans else "row" if inner >= 0 and reduced >> inner & 1 else "column"
-        if loops and device.dialect == "cuda":   # a lane's steps wait for each other: few lanes leave the machine idle
-            compute /= min(1.0, max(total, 32) / (device.sm_count * BUSY_LANES))
+        if loops and device.busy_lanes:   # a lane's steps wait for each other: few lanes leave the machine idle
+            compute /= min(1.0, max(total, 32) / (device.sm_count * device.busy_lanes))
         registers = quick_registers(form, sum([self._size[s] > 1 for s in inputs]), len(outs), len(order),
                                     len(self._special & chosen), len(scheduled), not self._wide.isdisjoint(chosen))
         if loops:
             registers = max([loop.registers for loop in loops])
         if registers > device.max_registers:
             raise Refusal("memory", f"about {registers} registers, a thread has at most {device.max_registers}")
-        memory = moved / device.bandwidth * penalty / self._efficiency(registers, shape.threads) + cached_us
-        time = device.launch_us + max(compute, memory) + OVERLAP_LOSS * min(compute, memory)
+        memory = moved / device.bandwidth * penalty / efficiency(device, registers, shape.threads) + cached_us
+        time = device.launch_us + max(compute, memory) + device.overlap_loss * min(compute, memory)
         return CostEstimate(time, device.launch_us, compute, memory, int(moved), sum(work.values()), registers, partial,
                             work)
 
     def _shape(self, order: Sequence[int], outs: Sequence[int], scheduled: Sequence[int], domain: int, reduced: int,
-               inner: int) -> _KernelShape:
-        """How the loops of a kernel lie on the device: passes over the domain, threads, what a split leaves behind."""
-        total = self._mask_size(domain)
+               inner: int) -> KernelShape:
+        total, rows = self._mask_size(domain), max(1, self._mask_size(domain & ~reduced))
+        along = inner >= 0 and bool(reduced >> inner & 1)
         if not scheduled:
-            rows = max(1, self._mask_size(domain & ~reduced))
-            along = inner >= 0 and bool(reduced >> inner & 1)
-            threads = rows * min(256.0, total / rows / 4) if along else float(rows)
-            if not reduced:
-                threads = total / 4 if self._loops.keys().isdisjoint(order) else total
-            return _KernelShape(1, threads, 0, True, True)
-        device, rows_of = self.device, set(scheduled)
+            has_loops = not self._loops.keys().isdisjoint(order)
+            return loop_shape(self.device, total, rows, bool(reduced), along, has_loops)
+        rows_of = set(scheduled)
         below: dict[int, int] = {}   # how many reductions deep, where any
         deepest = 0
         whole = [v for v in outs if self._mask[v] == domain]
@@ -432,27 +416,4 @@ class KernelCosts:
             if level:
                 below[v] = level
         last = max([deepest, *[below.get(v, 0) for v in whole]])
-        rows = max(1, self._mask_size(domain & ~reduced))
-        length = max(1, total // rows)
-        is_row = inner >= 0 and bool(reduced >> inner & 1)
-        width = 1 if is_row else min(128, rows)
-        working = length * width * 4
-        items = -(-rows // width)
-        threads = rows * min(1024.0, max(32.0, length / 4)) if is_row else float(rows)
-        chunks = 1
-        if last == 0 and (rows < 264 or not is_row) and total >= 1 << 14:
-            wanted = 1024 // rows if is_row else -(-8 * device.sm_count // items)
-            chunks = max(1, min(wanted, total // items // 4096, 65536 // (4 * width) if not is_row else 1024))
-        kept = working <= 64 * 1024 and is_row
-        active = min(items, device.sm_count * 4)
-        return _KernelShape(last + 1, threads * chunks, 4 * len(scheduled) * rows * chunks if chunks > 1 else 0, kept,
-                            active * working <= device.l2_bytes // 2)
-
-    def _efficiency(self, registers: int, threads: float) -> float:
-        """The share of the bandwidth that the bytes in flight can use."""
-        device = self.device
-        if device.dialect == "host":
-            return 1.0
-        resident = min(device.threads_per_sm, device.registers_per_sm // max(registers, 16)) * device.sm_count
-        in_flight = min(resident, max(32.0, threads)) * 16.0
-        return min(1.0, in_flight / (device.latency_bytes * device.sm_count))
+        return reduction_shape(self.device, total, rows, along, last, len(scheduled))

@@ -8,7 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hlofuse.codegen.dialect import CUDA
 from hlofuse.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class BlockLimits:
+    """How kernels lie on the device, as their text has it (codegen/dialect.py, sizing.py)."""
+
+    lanes: int            # elements of one thread
+    group_threads: int    # the fewest threads of a row
+    row_threads: int      # the most
+    scan_threads: int     # the most of a scanned row
+    column_width: int     # columns of one block
+    split_below: int      # fewer rows than this are split over blocks,
+    split_elements: int   # if there are so many elements;
+    chunk_elements: int   # the least that a split leaves to a block,
+    row_chunks: int       # the most chunks of all rows,
+    split_blocks: int     # how many blocks columns are split into,
+    partial_bytes: int    # and the most partial results of one column block
+    kept_bytes: int       # of a row, that its block keeps between passes
+    per_sm: int           # blocks of one SM that share the cache
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,7 @@ class DeviceSpec:
     max_registers: int           # of one thread
     shared_per_sm: int
     shared_optin: int            # largest shared memory of one block
-    memory_bytes: int
+    memory_bytes: int            # what programs that exceed it are colored again for (peak_memory.py)
     bandwidth: float
     l2_bandwidth: float
     l2_bytes: int
@@ -36,7 +56,12 @@ class DeviceSpec:
     fp64_rate: float
     matmul_rate: float           # multiply-adds * 2 of a library's f32/TF32 matrix product
     half_matmul_rate: float      # the same in f16 and bf16
-    latency_bytes: float         # bytes in flight that saturate the memory (Little's law), per SM
+    latency_bytes: float         # bytes in flight that saturate the memory (Little's law), per SM; 0: any do
+    thread_bytes: float          # in flight, of one thread
+    busy_lanes: int              # of one SM, that hide each other's latency in a loop; 0: one does
+    overlap_loss: float          # of the shorter of computing and moving, what is not hidden behind the longer
+    strided_penalty: float       # of memory time, where neighbors in memory are not neighbors in the inner loop
+    blocks: BlockLimits
     library_epilogues: bool      # whether what follows a product may be computed by the library (epilogues.py)
 
     def matmul_rate_of(self, element_type: str) -> float:
@@ -44,6 +69,13 @@ class DeviceSpec:
         rates = {"f16": self.half_matmul_rate, "bf16": self.half_matmul_rate, "f32": self.matmul_rate,
                  "c64": self.matmul_rate / 4, "f64": 2 * self.fp64_rate, "c128": self.fp64_rate / 2}
         return rates.get(element_type, self.int_rate)
+
+
+_GPU_BLOCKS = BlockLimits(
+    lanes=CUDA.lanes, group_threads=32, row_threads=CUDA.max_row_threads, scan_threads=256,
+    column_width=CUDA.column_threads, split_below=CUDA.split_below, split_elements=1 << 14,
+    chunk_elements=CUDA.chunk_elements, row_chunks=1024, split_blocks=CUDA.column_blocks, partial_bytes=65536,
+    kept_bytes=4 * CUDA.keep_elements * CUDA.max_row_threads, per_sm=4)
 
 
 def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: float, memory_gb: float, l2_mb: float,
@@ -57,6 +89,7 @@ def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: f
                       fp32_rate=rate * fp32_per_sm, int_rate=rate * 64, special_rate=rate * 8, div_rate=rate * 8,
                       fp64_rate=rate * fp32_per_sm * fp64_share, matmul_rate=matmul_tflops[0] * 1e6,
                       half_matmul_rate=matmul_tflops[1] * 1e6, latency_bytes=bandwidth * 0.7 / sm_count,
+                      thread_bytes=16.0, busy_lanes=512, overlap_loss=0.15, strided_penalty=1.15, blocks=_GPU_BLOCKS,
                       library_epilogues=True)
 
 
@@ -72,7 +105,8 @@ DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
     _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, (30, 100), threads=1536, shared_kb=100, optin_kb=99),
     DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 4 << 20, 0.6,
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
-               half_matmul_rate=5e4, latency_bytes=64.0, library_epilogues=False),
+               half_matmul_rate=5e4, latency_bytes=0.0, thread_bytes=0.0, busy_lanes=0, overlap_loss=0.15,
+               strided_penalty=1.15, library_epilogues=False, blocks=replace(_GPU_BLOCKS, split_blocks=16)),
 )}
 # The H200's kernels, executed thread by thread on the CPU.
 DEVICES["simt"] = replace(DEVICES["h200"], name="simt")
