@@ -305,7 +305,7 @@ def normalization(g: Generator) -> None:
     v = g.value("f", rank=1)
     if v is None or not v.size or v.bound > 50 or g.specials:
         return
-    axis = g.choose.number(-len(v.shape), -1)
+    axis = g.choose.number(-len(v.shape), 0) or None    # or over everything
     text, bound, slope = g.choose.pick(
         (
             (f"jax.nn.softmax({{}}, {axis})", 1, 2),

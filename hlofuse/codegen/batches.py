@@ -5,10 +5,11 @@ accumulators. Between lanes, threads and blocks the reducer itself combines them
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from hlofuse.codegen.element_reads import splat_literal
-from hlofuse.hlo.combiners import is_moments
+from hlofuse.hlo.combiners import is_moments, is_online
 from hlofuse.hlo.module import Instruction
 
 
@@ -32,6 +33,10 @@ def batch_of(i: Instruction) -> Batch | None:
         if m2.opcode == "subtract" and m2.operands == (x, x) and _is_all(ones, 1) and \
                 all(_is_all(init, 0) for init in inits):
             return Batch("moments", ("mean", "deviations", "weight"), (x,))
+    if count == 2 and is_online(i.attrs["to_apply"]):
+        x, ones = operands
+        if _is_all(ones, 1) and _is_all(inits[0], -math.inf) and _is_all(inits[1], 0):
+            return Batch("online", ("upper", "sum"), (x,))
     return None
 
 

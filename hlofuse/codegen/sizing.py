@@ -42,6 +42,7 @@ class Sizing:
 
 
 SHORT_ROW_LANES = 128    # rows of a tile whose elements wait on the stack
+COLUMN_RUN = 512         # with fewer columns a block would read too little of each row
 
 
 def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
@@ -158,7 +159,11 @@ def _size_column(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], ve
     tile = min(threads * lanes, size)
     sizing = Sizing(outer, loop, vector, threads, lanes, tile, 1)
     rows = sizing.loop_size
-    if can_split(plan) and sizing.items < dialect.column_blocks and rows * tile >= 4 * dialect.chunk_elements:
+    if not can_split(plan):
+        while sizing.items < dialect.split_below and sizing.lanes > COLUMN_RUN:
+            lanes = sizing.lanes // 2
+            sizing = replace(sizing, lanes=lanes, tile=min(threads * lanes, size))
+    elif sizing.items < dialect.column_blocks and rows * tile >= 4 * dialect.chunk_elements:
         wanted = min(-(-dialect.column_blocks // sizing.items), rows * tile // dialect.chunk_elements, rows,
                      max(1, 65536 // (4 * tile)))
         sizing = replace(sizing, chunks=max(1, wanted))

@@ -31,6 +31,24 @@ def is_moments(body: Computation) -> bool:
     return _is(body, 6, moments)
 
 
+@functools.cache
+def online(element_type: str) -> Computation:
+    """(max m of x, sum of exp(x - m)) of two parts => of both. A part of no elements is (-inf, 0). Equal maxima, also
+    infinite ones, need no scaling; where m is not finite, the sum is of no use."""
+    max_a, sum_a, max_b, sum_b = _parameters(element_type, "max", "sum")
+    upper, lower = make("maximum", max_a, max_b), make("minimum", max_a, max_b)
+    equal = make("compare", lower, upper, direction="EQ")
+    distance = make("select", equal, constant(0, element_type), make("subtract", lower, upper))
+    first = make("compare", max_a, max_b, direction="GE")
+    scaled = make("multiply", make("select", first, sum_b, sum_a), make("exponential", distance))
+    root = tuple_of([upper, make("add", make("select", first, sum_a, sum_b), scaled)])
+    return computation("online", (max_a, sum_a, max_b, sum_b), root)
+
+
+def is_online(body: Computation) -> bool:
+    return _is(body, 4, online)
+
+
 def _is(body: Computation, parameters: int, make_body: functools._lru_cache_wrapper[Computation]) -> bool:
     if len(body.parameters) != parameters or body.parameters[0].element_type not in ("f32", "f64"):
         return False

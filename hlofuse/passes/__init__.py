@@ -12,6 +12,7 @@ from hlofuse.passes.dot_canonicalizer import dot_canonicalizer
 from hlofuse.passes.dot_operand_layout import dot_operand_layout
 from hlofuse.passes.inline_calls import inline_calls
 from hlofuse.passes.one_read_moments import one_read_moments
+from hlofuse.passes.online_softmax import online_softmax
 from hlofuse.passes.pass_manager import Pass, run_passes
 from hlofuse.passes.reshape_mover import reshape_mover
 
@@ -29,6 +30,8 @@ PIPELINE: tuple[Pass, ...] = (
          dialects=("cuda",)),
     Pass("broadcast_sinking", broadcast_sinking, "compute before the broadcast, not once per copy"),
     Pass("one_read_moments", one_read_moments, "a variance that waits for its mean reads everything twice"),
+    Pass("online_softmax", online_softmax, "a sum of exponentials that waits for their maximum reads everything twice",
+         dialects=("cuda",)),   # a CPU's cache has what is read again, and scaling costs more than that
     Pass("cse", cse, "compute equal values once; barriers stay walls"),
     Pass("dce", dce, "results that nobody reads, loop carries first of all, cost time and memory"),
 )

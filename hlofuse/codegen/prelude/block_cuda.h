@@ -217,6 +217,34 @@ DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count,
   }
 }
 
+// Adds the `filled` first elements of a batch to lane 0's maximum and sum of exp(x - maximum), with a maximum of the
+// batch's own. Where a maximum is not finite, nobody reads its sum.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_online(Reduce reduce, T* upper, T* sum, const T* x, int filled) {
+  T greatest = x[0], total = 0;
+#pragma unroll
+  for (int k = 1; k < STEPS * LANES; k++)
+    if (k < filled) greatest = max_nan(greatest, x[k]);
+#pragma unroll
+  for (int k = 0; k < STEPS * LANES; k++)
+    if (k < filled) total += exp_of(x[k] - greatest);
+  reduce(upper[0], sum[0], greatest, greatest - greatest == 0 ? total : (T)0);
+}
+
+// The same where each lane is a column of its own, of which a batch has `steps` elements.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_online_by_lane(Reduce reduce, T* upper, T* sum, const T* x, int steps, int lanes) {
+#pragma unroll
+  for (int l = 0; l < LANES; l++) {
+    if (l >= lanes) continue;
+    T column[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+      if (step < steps) column[step] = x[step * LANES + l];
+    add_online<1, STEPS>(reduce, upper + l, sum + l, column, steps);
+  }
+}
+
 // Calls body(start, count) for each run of LANES indices in [0, end): all threads together, in order; `count` may be 0.
 template <int THREADS, int LANES, class Index, class Body>
 DEVICE void for_scan_tiles(Index end, Body body) {

@@ -92,6 +92,18 @@ DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count,
   add_moments<LANES, 1>(reduce, mean, deviations, count, x, lanes);
 }
 
+// Adds an element to the first `lanes` lanes' maximum and sum of exp(x - maximum): one exponential, as many as a batch of
+// one would need anyway.
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_online(Reduce reduce, T* RESTRICT upper, T* RESTRICT sum, const T* RESTRICT x, int lanes) {
+  for (int l = 0; l < lanes; l++) reduce(upper[l], sum[l], x[l], (T)1);
+}
+
+template <int LANES, int STEPS, class Reduce, class T>
+DEVICE void add_online_by_lane(Reduce reduce, T* upper, T* sum, const T* x, int, int lanes) {
+  add_online<LANES, 1>(reduce, upper, sum, x, lanes);
+}
+
 // Calls body(row, column) for every element of a tile of at most ROWS x COLUMNS.
 template <int THREADS, int ROWS, int COLUMNS, class Body>
 DEVICE void for_tile(int rows, int columns, Body body) {
