@@ -41,7 +41,7 @@ def test_a_chain_is_one_kernel_that_saves_a_launch_and_the_bytes_between():
     (line,) = edge_lines(found).values()
     # 4 MiB written and 4 MiB read are saved of 16 MiB.
     assert line == ("fused       8.05 -> 4.10 us, saves 1 launch, 8.39 MB (ratio 0.500, delta 0.029), "
-                    "23 of 255 registers")
+                    "24 of 255 registers")
     numbers = report_edges(found.fusion)[0].numbers
     assert numbers.bytes_saved == 2 * 4 * 1024 * 1024 and numbers.bytes_unfused == 2 * numbers.bytes_saved
     assert numbers.fused_us == pytest.approx(found.clusters[0].cost.time_us)
