@@ -143,7 +143,8 @@ def _dynamic_update_slice(v: Values, i: Instruction, index: Indices) -> str:
     begins = [v.clamped(s, (), n - m, "start") for s, n, m in zip(starts, operand.dims, update.dims, strict=True)]
     inside = [x - b for x, b in zip(index, begins, strict=True)]
     conditions = [Condition(p, 0, m) for p, m in zip(inside, update.dims, strict=True)]
-    return v.choose(i, conditions, lambda: v.at(update, tuple(inside)), lambda: v.at(operand, index))
+    place = tuple(ZERO if m == 1 else narrow(p, m) for p, m in zip(inside, update.dims, strict=True))
+    return v.choose(i, conditions, lambda: v.at(update, place), lambda: v.at(operand, index))
 
 
 def _gather(v: Values, i: Instruction, index: Indices) -> str:

@@ -24,6 +24,10 @@ from hlofuse.hlo.shape import Shape
 SYMBOL = "KERNEL_SYMBOL"
 MAX_ITEMS = 2**31 - 1     # BLOCK is an int, also where several items share a block of the machine
 
+WRITTEN_OUT = 16    # functions with long texts in one kernel, before they become calls
+_LONG_FUNCTION = re.compile(
+    r"\b((?:sin|cos|tan|asin|acos|atan|sinh|cosh|asinh|acosh|atanh|erf|expm1|log1p|cbrt|atan2)_of|float_pow)\(")
+
 
 @dataclass(frozen=True)
 class KernelText:
@@ -93,7 +97,7 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
         arguments.append(_unique(argument, arguments))
     sizing = written[0].nest.sizing
     block = BlockShape(sizing.threads, sizing.groups, written[0].nest.keeps and not packed)
-    text = dialect.frame(SYMBOL, arguments, block, pieces)
+    text = _with_calls(dialect.frame(SYMBOL, arguments, block, pieces))
     symbol = f"{_identifier(hint)}_{hashlib.sha256(without_comments(text).encode()).hexdigest()[:12]}"
     items = sum(w.blocks for w in written)
     blocks = -(-items // block.groups)
@@ -105,6 +109,13 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
                       block.threads * block.groups, counters, tuple(shape for _, shape in scratch),
                       max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written),
                       tuple(a for a in arguments if a is not None))
+
+
+def _with_calls(text: str) -> str:
+    """The text with long functions called where there are many, not written out at each place."""
+    if len(_LONG_FUNCTION.findall(text)) <= WRITTEN_OUT:
+        return text
+    return _LONG_FUNCTION.sub(r"call_\1(", text)
 
 
 def _launch_aliases(segments: Sequence[Segment], written: Sequence[_Written]) -> dict[int, int]:

@@ -1,5 +1,6 @@
 // Scalar functions of the CUDA dialect: what scalar.h needs from the machine, as NVRTC has it without any header.
 #define SCALAR static __device__ __forceinline__
+#define CALL static __device__ __noinline__
 
 SCALAR unsigned bits_of(float x) { return __float_as_uint(x); }
 SCALAR float float_of_bits(unsigned u) { return __uint_as_float(u); }

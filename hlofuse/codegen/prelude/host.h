@@ -1,6 +1,7 @@
 // Scalar functions of the HOST dialect: what scalar.h needs from the machine. Everything inlines and everything in a hot
 // loop is free of branches, so that the compiler turns a loop over it into vectors. No headers are included.
 #define SCALAR static inline __attribute__((always_inline))
+#define CALL SCALAR
 
 #define INF_F __builtin_inff()
 #define NAN_F __builtin_nanf("")

@@ -259,3 +259,14 @@ SCALAR double imag_of(double) { return 0.0; }
 COMPLEX_FUNCTIONS(c64, float)
 COMPLEX_FUNCTIONS(c128, double)
 #undef COMPLEX_FUNCTIONS
+
+// Functions whose text is long, for kernels with many calls: on the GPU each is then compiled once and called, because
+// four hundred sines written out take ptxas a minute. On the CPU they are the same, for calls have no vectors.
+#define CALLED(name)                                                        \
+  template <typename T> CALL T call_##name(T x) { return name(x); }
+CALLED(sin_of) CALLED(cos_of) CALLED(tan_of)
+CALLED(asin_of) CALLED(acos_of) CALLED(atan_of) CALLED(sinh_of) CALLED(cosh_of)
+CALLED(asinh_of) CALLED(acosh_of) CALLED(atanh_of) CALLED(erf_of) CALLED(expm1_of) CALLED(log1p_of) CALLED(cbrt_of)
+#undef CALLED
+template <typename T> CALL T call_float_pow(T x, T y) { return float_pow(x, y); }
+template <typename T> CALL T call_atan2_of(T y, T x) { return atan2_of(y, x); }
