@@ -23,12 +23,7 @@ def write_column(nest: Nest) -> int:
     with column_lanes(nest, begin, end):
         for p in passes(nest):
             _column_pass(nest, p.reductions, p.stores, "0", None)
-        results = nest.outputs(None, nest.plan.parallel_mask)
-        if results:
-            with each_lane(nest):
-                publish_lanes(nest)
-                for k in results:
-                    nest.store(k)
+        store_columns(nest)
     return z.items
 
 
@@ -59,6 +54,16 @@ def publish_lanes(nest: Nest) -> None:
         nest.publish(r, [f"{a}[l]" for a in r.names])
 
 
+def store_columns(nest: Nest) -> None:
+    """Stores what has one element a column."""
+    results = nest.outputs(None, nest.plan.parallel_mask)
+    if results:
+        with each_lane(nest):
+            publish_lanes(nest)
+            for k in results:
+                nest.store(k)
+
+
 def _column_pass(nest: Nest, reductions: list[Reduction], stores: list[int], begin: str, end: str | None) -> None:
     for r in reductions:
         nest.declare_lanes(r)
@@ -85,7 +90,7 @@ def late_init(nest: Nest, reductions: list[Reduction]) -> None:
 def write_short_row(nest: Nest) -> int:
     """Neighboring lanes have neighboring rows: a tile of rows is turned on the stack, where the lanes' elements lie
     side by side, and the results are turned back."""
-    z, plan = nest.sizing, nest.plan
+    z = nest.sizing
     tile, _ = nest.begin_item()
     begin, end = nest.tile_range(tile)
     nest.schedule_names()
@@ -96,12 +101,7 @@ def write_short_row(nest: Nest) -> int:
         for out, name, place in turned_back:
             with each_lane(nest), nest.loop_axes():
                 nest.emit(f"{out}[{place}] = {name};")
-        results = nest.outputs(None, plan.parallel_mask)
-        if results:
-            with each_lane(nest):
-                publish_lanes(nest)
-                for k in results:
-                    nest.store(k)
+        store_columns(nest)
     return z.items
 
 

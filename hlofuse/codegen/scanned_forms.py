@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from hlofuse.codegen.column_forms import column_lanes, each_lane, late_init, publish_lanes
+from hlofuse.codegen.column_forms import column_lanes, each_lane, late_init, publish_lanes, store_columns
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.row_passes import Pass, passes
 from hlofuse.codegen.scan import Scan, scans_needed
@@ -55,7 +55,7 @@ def write_scanned_row(nest: Nest) -> int:
 def write_scanned_column(nest: Nest) -> int:
     """As `write_column`; each lane carries its scans along its column: `base` holds whole stretches, so that a sum of
     many terms is one of few sums."""
-    z, plan = nest.sizing, nest.plan
+    z = nest.sizing
     tile, _ = nest.begin_item()
     begin, end = nest.tile_range(tile)
     nest.schedule_names()
@@ -87,10 +87,5 @@ def write_scanned_column(nest: Nest) -> int:
                                 nest.emit(f"{s.name}[l] = {s.start};")
             late_init(nest, p.reductions)
             nest.finished.extend(p.reductions)
-        results = nest.outputs(None, plan.parallel_mask)
-        if results:
-            with each_lane(nest):
-                publish_lanes(nest)
-                for k in results:
-                    nest.store(k)
+        store_columns(nest)
     return z.items

@@ -226,7 +226,7 @@ class Values:
             return known
         known = splat_literal(operand)
         if known is not None:
-            return constant(min(max(int(known), 0), high))
+            return constant(min(max(int(known.item()), 0), high))
         key = (operand, index, high)
         for scope in self.scope.chain():
             if key in scope.starts:

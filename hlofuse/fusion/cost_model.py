@@ -22,9 +22,9 @@ from hlofuse.fusion.graph import (
     conflicting_reductions,
     indexed,
     reduced_mask,
-    size_of_mask,
 )
 from hlofuse.fusion.kernel_shape import KernelShape, efficiency, loop_shape, reduction_shape
+from hlofuse.fusion.loop_space import span
 from hlofuse.fusion.loop_work import LoopCost, loop_domain
 from hlofuse.fusion.operand_reads import read_edges
 from hlofuse.fusion.plan import (
@@ -75,7 +75,7 @@ class KernelCosts:
         self._mask = [axes.mask(i) for i in values]
         self._inner = [self._inner_atom(i) for i in values]
         self._itemsize = [itemsize_of(i) for i in values]
-        self._size = [size_of_mask(m, axes) for m in self._mask[:self.num_vertices]]
+        self._size = [span(m, axes) for m in self._mask[:self.num_vertices]]
         self._size += [i.shape.size if isinstance(i.shape, Shape) else 1 for i in self._arrays]
         self._bytes = [sum(r.shape.byte_size for r in v.results) for v in graph.vertices]
         self._bytes += [i.shape.byte_size for i in self._arrays]
@@ -327,7 +327,7 @@ class KernelCosts:
     def _mask_size(self, mask: int) -> int:
         size = self._sizes.get(mask)
         if size is None:
-            size = self._sizes[mask] = size_of_mask(mask, self.graph.axes)
+            size = self._sizes[mask] = span(mask, self.graph.axes)
         return size
 
     def _weigh(self, order: Sequence[int], chosen: set[int], outs: Sequence[int], scheduled: Sequence[int], domain: int,

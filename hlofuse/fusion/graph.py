@@ -259,13 +259,3 @@ def conflicting_reductions(u: Instruction, v: Instruction, axes: Axes) -> bool:
 
 def reduced_mask(reduction: Instruction, axes: Axes) -> int:
     return axes.mask(reduction.operands[0]) & ~axes.mask(reduction)
-
-
-def size_of_mask(mask: int, axes: Axes) -> int:
-    """The number of points that a set of atoms spans."""
-    size = 1
-    while mask:
-        lowest = mask & -mask
-        size *= axes.size(lowest.bit_length() - 1)
-        mask ^= lowest
-    return size
