@@ -224,9 +224,9 @@ class Values:
         known = self.positions.get(operand)
         if known is not None and 0 <= known.bounds[0] and known.bounds[1] <= high:
             return known
-        known = splat_literal(operand)
-        if known is not None:
-            return constant(min(max(int(known.item()), 0), high))
+        literal = splat_literal(operand)
+        if literal is not None:
+            return constant(min(max(int(literal.item()), 0), high))
         key = (operand, index, high)
         for scope in self.scope.chain():
             if key in scope.starts:
