@@ -76,7 +76,7 @@ def mirrored(n):
 # Program by size, two sizes, and how many times the statements may grow between them.
 PROGRAMS = {
     "scattered rows": (scattered_rows, 4, 8, 2.5),
-    "updated places": (updated_places, 4, 8, 4.0),
+    "updated places": (updated_places, 4, 8, 2.5),
     "sines in a row": (sines_in_a_row, 50, 400, 9.0),
     "sines side by side": (sines_side_by_side, 50, 400, 9.0),
     "padded stencil": (padded_stencil, 4, 8, 2.5),
