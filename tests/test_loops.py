@@ -328,7 +328,7 @@ def test_the_cuda_text_runs_thread_by_thread():
     cases = [compile_case(n, LOOPS[n].fn, jax.device_put(LOOPS[n].arguments(r, 64))) for n in names]
     chosen = [c for c in CASES if c.id in ("a_small_vector_is_carried_with_the_lanes_and_kept", "numbers_are_scanned")]
     cases += [compile_case(c.id, c.values[0].fn, jax.device_put(c.values[0].args)) for c in chosen]
-    tally = check_cases(cases, range(2))
+    tally = check_cases(cases, range(5))
     assert not tally.faults, "\n".join(tally.faults)
     assert tally.forms["time loop"] >= len(cases)
 
