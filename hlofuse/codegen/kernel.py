@@ -108,7 +108,7 @@ def write_kernel(segments: Sequence[Segment], dialect: Dialect, hint: str = "fus
     return KernelText(dialect.name, symbol, text.replace(SYMBOL, symbol), form, blocks,
                       block.threads * block.groups, counters, tuple(shape for _, shape in scratch),
                       max(w.nest.shared_bytes for w in written), work, _launch_aliases(segments, written),
-                      tuple(a for a in arguments if a is not None))
+                      tuple(arguments))
 
 
 def _with_calls(text: str) -> str:
@@ -159,8 +159,8 @@ def _unique(argument: Argument, taken: Sequence[Argument | None]) -> Argument:
 
 def _aliases(w: _Written) -> dict[int, int]:
     """Only the loop form reads and writes each element in one iteration (and a scatter where it changes an array in its
-    place); rows are read again in later passes. A result
-    may take the memory of a parameter that it reads itself, at its own place only, and that no later result reads."""
+    place); rows are read again in later passes. A result may take the memory of a parameter that it reads itself, at
+    its own place only, and that no later result reads."""
     if w.form != "loop":
         return w.nest.aliases
     found: dict[int, int] = {}

@@ -22,7 +22,6 @@ from hlofuse.hlo.shape import FUSIBLE, Shape
 from hlofuse.hlo.traverse import clone_computation, rebuild, with_changes
 
 MAX_BODY = 600      # instructions of a step, nested loops included
-INSIDE = frozenset({"while", "tuple", "get-tuple-element", "reduce"})
 
 
 @dataclass(frozen=True)

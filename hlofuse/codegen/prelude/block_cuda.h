@@ -203,6 +203,14 @@ DEVICE void add_moments(Reduce reduce, T* mean, T* deviations, T* count, const T
   reduce(mean[0], deviations[0], count[0], center, squares, (T)filled);
 }
 
+// One lane's elements of a batch, of which each step has LANES.
+template <int LANES, int STEPS, class T>
+DEVICE void copy_column(T (&column)[STEPS], const T* x, int steps) {
+#pragma unroll
+  for (int step = 0; step < STEPS; step++)
+    if (step < steps) column[step] = x[step * LANES];
+}
+
 // The same where each lane is a column of its own, of which a batch has `steps` elements.
 template <int LANES, int STEPS, class Reduce, class T>
 DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count, const T* x, int steps, int lanes) {
@@ -210,9 +218,7 @@ DEVICE void add_moments_by_lane(Reduce reduce, T* mean, T* deviations, T* count,
   for (int l = 0; l < LANES; l++) {
     if (l >= lanes) continue;
     T column[STEPS];
-#pragma unroll
-    for (int step = 0; step < STEPS; step++)
-      if (step < steps) column[step] = x[step * LANES + l];
+    copy_column<LANES>(column, x + l, steps);
     add_moments<1, STEPS>(reduce, mean + l, deviations + l, count + l, column, steps);
   }
 }
@@ -238,9 +244,7 @@ DEVICE void add_online_by_lane(Reduce reduce, T* upper, T* sum, const T* x, int 
   for (int l = 0; l < LANES; l++) {
     if (l >= lanes) continue;
     T column[STEPS];
-#pragma unroll
-    for (int step = 0; step < STEPS; step++)
-      if (step < steps) column[step] = x[step * LANES + l];
+    copy_column<LANES>(column, x + l, steps);
     add_online<1, STEPS>(reduce, upper + l, sum + l, column, steps);
   }
 }
