@@ -208,7 +208,14 @@ SCALAR float erf_of(float x) { return erff(x); }
 SCALAR double erf_of(double x) { return erf(x); }
 SCALAR float float_pow(float x, float y) { return powf(x, y); }
 SCALAR double float_pow(double x, double y) { return pow(x, y); }
-SCALAR float hypot_of(float x, float y) { return (float)__builtin_sqrt((double)x * x + (double)y * y); }
+// Both are scaled by a power of two near the larger, so that squares neither overflow nor vanish; within 1.5 ulp.
+SCALAR float hypot_of(float x, float y) {
+  const unsigned a = bits_of(x) & 0x7f800000u, b = bits_of(y) & 0x7f800000u;
+  unsigned exponent = a > b ? a : b;
+  exponent = exponent < 0x00800000u ? 0x00800000u : exponent > 0x7e800000u ? 0x7e800000u : exponent;
+  const float scale = float_of_bits(0x7f000000u - exponent), u = x * scale, v = y * scale;
+  return __builtin_sqrtf(mul_add(u, u, v * v)) * float_of_bits(exponent);
+}
 SCALAR double hypot_of(double x, double y) { return hypot(x, y); }
 
 SCALAR int popcount_bits(unsigned x) { return __builtin_popcount(x); }
