@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT_CATALOG = ROOT / "tests" / "catalog.py"
+DEFAULT_CATALOGS = (ROOT / "tests" / "catalog.py", ROOT / "tests" / "loop_programs.py")
 DEFAULT_XLA = ROOT / "tests" / "xla_gpu.json"
 
 
@@ -170,7 +170,7 @@ def fill_rows(requests: Sequence[Request], catalogs: Sequence[Path], jobs: int, 
 # ------------------------------------------------------------------------------------------- presentation
 
 _COLUMNS = (
-    ("workload", 26), ("ok", 5), ("max err", 9), ("launches", 8), ("lib", 4), ("MB", 10), ("XLA", 6), ("ratio", 6),
+    ("workload", 28), ("ok", 5), ("max err", 9), ("launches", 8), ("lib", 4), ("MB", 10), ("XLA", 6), ("ratio", 6),
     ("XLA MB", 10), ("ratio", 7), ("pipe ms", 8), ("jax ms", 9), ("our ms", 9), ("speed", 6),
 )  # fmt: skip
 
@@ -228,7 +228,8 @@ def summary(rows: Sequence[Row]) -> str:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads; all if none is given")
-    parser.add_argument("--catalog", action="append", type=Path, metavar="FILE", help="a file that defines CATALOG")
+    parser.add_argument("--catalog", action="append", type=Path, metavar="FILE",
+                        help="a file that defines CATALOG; by default tests/catalog.py and tests/loop_programs.py")
     parser.add_argument("--xla", type=Path, metavar="FILE",
                         help="XLA:GPU's launches and bytes; at full size by default tests/xla_gpu.json")  # fmt: skip
     parser.add_argument("--size", choices=("small", "full"), default="small")
@@ -246,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
     from hlofuse.explore import workloads
 
-    catalogs = [path.resolve() for path in arguments.catalog or [DEFAULT_CATALOG]]
+    catalogs = [path.resolve() for path in arguments.catalog or DEFAULT_CATALOGS]
     try:
         xla = _load_xla(arguments)
         groups = {name: w.group for name, w in workloads.load_catalogs(catalogs).items()}

@@ -1,7 +1,5 @@
-"""Loops as users write them: workloads of scans and whiles beyond the catalog's, each with arguments to run it on.
-
-`LOOPS` maps a name to a `Loop`: the function, a builder of arguments by the number of lanes, and how many launches it
-is on a GPU.
+"""Loops as users write them: a catalog of scans and whiles beside catalog.py's, each with arguments for any number of
+lanes and the launches that it takes on a GPU. `scripts/scoreboard.py` runs both catalogs.
 """
 
 from __future__ import annotations
@@ -15,21 +13,36 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+Arguments = Callable[[np.random.Generator, int], tuple]
+
 
 @dataclass(frozen=True)
 class Loop:
+    """A workload; `arguments(generator, lanes)` draws its inputs, `full` are the lanes of the full size."""
+
+    name: str
     fn: Callable
-    arguments: Callable[[np.random.Generator, int], tuple]
+    arguments: Arguments
     launches: int
     tolerance: float
+    full: int
+    group: str = "loop"
+
+    def args(self, size: str = "small", seed: int = 0) -> tuple:
+        """Concrete NumPy inputs of the given size."""
+        return self.arguments(np.random.default_rng(seed), self.full if size == "full" else 64)
+
+    def avals(self, size: str = "full") -> tuple:
+        """The inputs' shapes and dtypes, without data."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), self.args(size))
 
 
-LOOPS: dict[str, Loop] = {}
+CATALOG: dict[str, Loop] = {}
 
 
-def loop(arguments: Callable[[np.random.Generator, int], tuple], launches: int = 1, tolerance: float = 1e-5):
+def loop(arguments: Arguments, launches: int = 1, tolerance: float = 1e-5, full: int = 1 << 18) -> Callable:
     def register(fn: Callable) -> Callable:
-        LOOPS[fn.__name__] = Loop(fn, arguments, launches, tolerance)
+        CATALOG[fn.__name__] = Loop(fn.__name__, fn, arguments, launches, tolerance, full)
         return fn
 
     return register
@@ -64,8 +77,8 @@ def vmapped_ode(s):
     return jax.vmap(lambda s: lax.scan(lambda s, _: (runge_kutta(lorenz, s, 0.005), None), s, None, length=200)[0])(s)
 
 
-@loop(lambda r, n: (normal(r, 32, n // 32, 32), normal(r, 32, n // 32, 32), normal(r, 32, 4), normal(r, 32, n // 32, 4),
-                    normal(r, 32, n // 32, 4)))
+@loop(lambda r, n: (normal(r, 32, 8, n // 8), normal(r, 32, 8, n // 8), normal(r, n // 8, 16), normal(r, 32, 8, 16),
+                    normal(r, 32, 8, 16)))
 def selective_scan(x, dt, a, b, c):
     """A selective state-space model: a state vector for every channel, and what it shows in each step."""
 
@@ -193,3 +206,6 @@ def kalman_filter(observed, start):
         return (mean, (1 - gain) * variance), mean
 
     return lax.scan(step, (start, jnp.ones_like(start)), observed)
+
+
+LOOPS = CATALOG
