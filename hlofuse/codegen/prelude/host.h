@@ -118,10 +118,9 @@ template <typename T> SCALAR T quotient(T a, T b) {
   return (T)(a / b);
 }
 
-// exp(x) = 2^n e^r with |r| <= log(2)/2 and a minimax polynomial for (e^r - 1 - r) / r^2; under 1 ulp with fma.
+// exp(x) = 2^n e^r with |r| <= log(2)/2 and a minimax polynomial for (e^r - 1 - r) / r^2; under 1 ulp with fma. 2^n is
+// an addition to the exponent, which is right as long as the result is a normal number; smaller ones are 0, as XLA's.
 SCALAR float exp_of(float x) {
-  x = x > 89.0f ? 89.0f : x;
-  x = x < -104.0f ? -104.0f : x;
   const float shifted = mul_add(x, 1.44269502f, 12582912.0f);  // 1.5 * 2^23: the low bits of the sum are n
   const float n = shifted - 12582912.0f;
   const float r = mul_add(n, 2.12194440e-4f, mul_add(n, -0.693359375f, x));
@@ -130,9 +129,9 @@ SCALAR float exp_of(float x) {
   p = mul_add(p, r, 0.1666651964187622f);
   p = mul_add(p, r, 0.4999999403953552f);
   p = mul_add(p * r, r, r) + 1.0f;
-  // 2^n in two factors: n goes from -150 to 128, further than one float's exponent does.
-  const int whole = (int)(bits_of(shifted) - 0x4b400000u), half = whole >> 1;
-  return p * float_of_bits((unsigned)(half + 127) << 23) * float_of_bits((unsigned)(whole - half + 127) << 23);
+  float y = float_of_bits(bits_of(p) + (bits_of(shifted) << 23));
+  y = x < 88.7228394f ? y : x + INF_F;  // NaN stays NaN
+  return x < -87.3365402f ? 0.0f : y;
 }
 SCALAR double exp_of(double x) { return exp(x); }
 
