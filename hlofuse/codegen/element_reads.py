@@ -45,15 +45,18 @@ def _broadcast(v: Values, i: Instruction, index: Indices) -> str:
     return v.at(i.operands[0], tuple(index[d] for d in i.attrs["dimensions"]))
 
 
-def _reshape(v: Values, i: Instruction, index: Indices) -> str:
-    return v.at(i.operands[0], reshape_index(index, i.dims, i.operands[0].dims))
+def _moved(v: Values, i: Instruction, index: Indices) -> str:
+    return v.at(i.operands[0], moved_index(i, index))
 
 
-def _transpose(v: Values, i: Instruction, index: Indices) -> str:
+def moved_index(i: Instruction, index: Indices) -> Indices:
+    """Where in its operand an element of a reshape, bitcast or transpose is."""
+    if i.opcode != "transpose":
+        return reshape_index(index, i.dims, i.operands[0].dims)
     source: list[Index] = [ZERO] * len(index)
     for k, d in enumerate(i.attrs["dimensions"]):
         source[d] = index[k]
-    return v.at(i.operands[0], tuple(source))
+    return tuple(source)
 
 
 def _slice(v: Values, i: Instruction, index: Indices) -> str:
@@ -205,7 +208,7 @@ def _get_tuple_element(v: Values, i: Instruction, index: Indices) -> str:
 
 
 def _dot(v: Values, i: Instruction, index: Indices) -> str:
-    """A sum over few terms, in order."""
+    """A sum over few terms, in order, each in one rounding."""
     (left, right), attrs = i.operands, i.attrs
     batch = (tuple(attrs.get("lhs_batch_dims", ())), tuple(attrs.get("rhs_batch_dims", ())))
     over = (tuple(attrs["lhs_contracting_dims"]), tuple(attrs["rhs_contracting_dims"]))
@@ -222,8 +225,8 @@ def _dot(v: Values, i: Instruction, index: Indices) -> str:
         for side in (0, 1):
             for d, position in zip(over[side], term, strict=True):
                 places[side][d] = constant(int(position))
-        product = f"{v.at(left, tuple(places[0]))} * {v.at(right, tuple(places[1]))}"
-        text = f"{text} + {product}" if text else product
+        a, b = v.at(left, tuple(places[0])), v.at(right, tuple(places[1]))
+        text = f"mul_add({a}, {b}, {text})" if text else f"{a} * {b}"
     return v.declare(i, text or "0")
 
 
@@ -232,9 +235,9 @@ def _copy(v: Values, i: Instruction, index: Indices) -> str:
 
 
 READS: dict[str, Callable[[Values, Instruction, Indices], str]] = {
-    "broadcast": _broadcast, "reshape": _reshape, "transpose": _transpose,
+    "broadcast": _broadcast, "reshape": _moved, "transpose": _moved,
     "slice": _slice, "reverse": _reverse, "iota": _iota, "pad": _pad, "concatenate": _concatenate,
     "dynamic-slice": _dynamic_slice, "dynamic-update-slice": _dynamic_update_slice, "gather": _gather,
     "dot": _dot, "reduce": _reduce, "reduce-window": _reduce_window, "get-tuple-element": _get_tuple_element,
-    "copy": _copy, "bitcast": _reshape,
+    "copy": _copy, "bitcast": _moved,
 }

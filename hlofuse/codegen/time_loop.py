@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from hlofuse.codegen.contraction import products_in_sums
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.lanes import Carry, LaneWriter, part_type
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, storage_type, store_expr
 from hlofuse.codegen.values import EmitError, Key
-from hlofuse.fusion.loop_space import MAX_PLACES, span
+from hlofuse.fusion.loop_space import MAX_PLACES, loops_of, span
 from hlofuse.fusion.loop_structure import LoopStructure, Stacked, loop_structure
 from hlofuse.fusion.plan import stacked_results
 from hlofuse.hlo.index_map import ZERO, Indices, linearize, to_c, variable
@@ -38,6 +39,7 @@ def write_time_loop(nest: Nest) -> int:
     with nest.block(f"for_tiles<THREADS, LANES>(({t}){begin}, ({t}){end}, "
                     f"[&](const {t} {name}0, const int count) INLINE {{", footer="});"):
         nest.values.scope.owned = _after_loops(nest)
+        nest.values.contracted = dict(products_in_sums(s for loop in nest.plan.loops for s in loops_of(loop)))
         for loop in nest.plan.loops:
             writer.loop(loop_structure(loop))
         writer.results()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hlofuse.codegen.element_reads import READS, EmitError, splat_literal
+from hlofuse.codegen.element_reads import READS, EmitError, moved_index, splat_literal
 from hlofuse.codegen.prelude import reserved_names
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, scalar_expr
 from hlofuse.fusion.plan import UNROLLED_REDUCTION
@@ -75,6 +75,7 @@ class Values:
         self.sources: dict[Instruction, Callable[[Indices], str]] = {}    # what loops hold of their states
         self.aliases: dict[Instruction, Instruction] = {}    # what a loop reads of its state, and never changes
         self.positions: dict[Instruction, Index] = {}   # start indices that are known as functions of a time step
+        self.contracted: dict[Instruction, int] = {}   # sums with an operand that is a product (contraction.py)
         self.requests: list[Request] | None = None      # kept while a loop asks what its steps need
         self.unrolled = 0    # inline reductions of at most so many elements are written out whatever they are
         self._callers: list[Key] = []
@@ -168,10 +169,24 @@ class Values:
         rule = READS.get(i.opcode)
         if rule is not None:
             return rule(self, i, index)
+        if i in self.contracted:
+            return self.declare(i, self._fused_product(i, index))
         if OPCODES[i.opcode].kind is Kind.ELEMENTWISE:
             operands = [self.at(o, index if o.dims == i.dims else ()) for o in i.operands]
             return self.declare(i, scalar_expr(i, operands, [o.element_type for o in i.operands]))
         raise EmitError(f"no element rule for {i!r}")
+
+    def _fused_product(self, i: Instruction, index: Indices) -> str:
+        """a * b + c, a * b - c or c - a * b in one rounding."""
+        number = self.contracted[i]
+        product, place = i.operands[number], index
+        while product.opcode != "multiply":
+            product, place = product.operands[0], moved_index(product, place)
+        a, b = (self.at(o, place) for o in product.operands)
+        c = self.at(i.operands[1 - number], index)
+        if i.opcode == "subtract":
+            a, c = (f"-{a}", c) if number else (a, f"-{c}")
+        return f"mul_add({a}, {b}, {c})"
 
     def parameter(self, i: Instruction, index: Indices) -> str:
         reader = self.element_readers.get(i)

@@ -56,6 +56,8 @@ HOST_FLAGS: tuple[str, ...] = (
     # no vector version, and what one way has computed already would be computed on the other ways only. (Without
     # -fthread-jumps more loops are vectors, but g++ 12 gets some wrong.)
     *("-fno-tree-sink", "-fno-tree-pre"),
+    # A loop over time stays outside of its lanes.
+    "-fno-loop-interchange",
     # Full vectors: up to twice as fast where exp and the like dominate, no slower elsewhere.
     *(("-mprefer-vector-width=512",) if _IS_X86 else ()),
 )

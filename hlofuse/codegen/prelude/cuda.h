@@ -27,6 +27,8 @@ SCALAR double round_even(double x) { return rint(x); }
 SCALAR float sqrt_of(float x) { return sqrtf(x); }
 SCALAR double sqrt_of(double x) { return sqrt(x); }
 SCALAR float rsqrt_of(float x) { return rsqrtf(x); }
+SCALAR float mul_add(float a, float b, float c) { return fmaf(a, b, c); }
+SCALAR double mul_add(double a, double b, double c) { return fma(a, b, c); }
 SCALAR double rsqrt_of(double x) { return rsqrt(x); }
 SCALAR float float_rem(float a, float b) { return fmodf(a, b); }
 SCALAR double float_rem(double a, double b) { return fmod(a, b); }

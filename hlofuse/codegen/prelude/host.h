@@ -16,8 +16,10 @@ SCALAR double double_of_bits(unsigned long long u) { double x; __builtin_memcpy(
 // a * b + c; in one rounding where the machine has the instruction.
 #ifdef __FMA__
 SCALAR float mul_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+SCALAR double mul_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 #else
 SCALAR float mul_add(float a, float b, float c) { return a * b + c; }
+SCALAR double mul_add(double a, double b, double c) { return a * b + c; }
 #endif
 
 // libm. With the attribute the compiler calls glibc's vector versions (libmvec) from loops; those beyond the first set
