@@ -190,7 +190,8 @@ def describe(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", metavar="NAME", help="workloads of tests/catalog.py; default all")
+    parser.add_argument("workloads", nargs="*", metavar="NAME",
+                        help="workloads of tests/catalog.py and tests/loop_programs.py; default all")
     parser.add_argument("--json", type=Path, help="default gpu_check.json, gpu_check_dry_run.json")
     parser.add_argument("--budget", type=float, default=450.0, help="seconds for everything")
     parser.add_argument("--jobs", type=int, default=min(6, max(1, (os.cpu_count() or 1) // 2)))
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def catalog_names(wanted: Sequence[str]) -> tuple[list[str], list[str]]:
     """Workloads and, of those, the loops; what is cheap to run comes first."""
-    from catalog import CATALOG
+    from gpu_tasks import CATALOG
 
     unknown = [name for name in wanted if name not in CATALOG]
     if unknown:

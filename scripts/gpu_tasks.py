@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import catalog
 import jax
 import jax.numpy as jnp
+import loop_programs
 import numpy as np
-from catalog import CATALOG
 
 import hlofuse
 from hlofuse.compiler import compile_for_arrays
@@ -28,6 +29,7 @@ from hlofuse.explore import accuracy, float64_reference
 from hlofuse.frontend.trace import trace_function
 from hlofuse.runtime import nvrtc
 
+CATALOG: dict[str, Any] = {**catalog.CATALOG, **loop_programs.CATALOG}
 SAMPLES = 1 << 20  # elements of a result that are judged
 FLUSH_BYTES = 256 << 20
 ROUNDS = 4
