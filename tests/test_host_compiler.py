@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hlofuse.runtime import host_compiler
-from hlofuse.runtime.host_compiler import HOST_FLAGS, HostSource, LoadedKernel, build_host_kernels, find_compiler
+from hlofuse.runtime.host_compiler import HOST_FLAGS, HostCompiler, HostSource, LoadedKernel, build_host_kernels, find_compiler
 from hlofuse.runtime.kernel_cache import KernelCache
 from hlofuse.runtime.unit_builder import BuildFailure, KernelSource, pack_units
 
@@ -283,3 +283,11 @@ def test_explain_and_kernels_say_what_could_not_be_built(monkeypatch):
         compiled = hlofuse.jit(lambda a: a * 2 + 1).lower(jax.numpy.ones(400)).compile()
     assert [k.problem for k in compiled.kernels] == ["no C++ compiler was found"]
     assert compiled.explain().startswith("add_fusion runs through JAX: no C++ compiler was found")
+
+
+def test_only_gcc_gets_gcc_s_flags():
+    """Other compilers end with an error at a flag that they do not know."""
+    gcc = HostCompiler(("g++",), "g++ (Debian) 14\nCopyright (C) 2024 Free Software Foundation, Inc.")
+    assert gcc.own_flags
+    assert not HostCompiler(("clang++",), "clang version 20.1.2").own_flags
+    assert not set(gcc.own_flags) & set(HOST_FLAGS)

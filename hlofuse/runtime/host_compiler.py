@@ -52,15 +52,13 @@ HOST_FLAGS: tuple[str, ...] = (
     "-Wl,-Bsymbolic",
     # The sine and the cosine of one angle would become one call of sincos, which has no vector version.
     *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
-    # Loops over lanes stay free of branches: what only one side of a select needs would move into one, where a call has
-    # no vector version, and what one way has computed already would be computed on the other ways only. (Without
-    # -fthread-jumps more loops are vectors, but g++ 12 gets some wrong.)
-    *("-fno-tree-sink", "-fno-tree-pre"),
-    # A loop over time stays outside of its lanes.
-    "-fno-loop-interchange",
     # Full vectors: up to twice as fast where exp and the like dominate, no slower elsewhere.
     *(("-mprefer-vector-width=512",) if _IS_X86 else ()),
 )
+# GCC's own. Loops over lanes stay free of branches: what only one side of a select needs would move into one, where a
+# call has no vector version, and what one way has computed already would be computed on the other ways only. (Without
+# -fthread-jumps more loops are vectors, but g++ 12 gets some wrong.) And a loop over time stays outside of its lanes.
+_GCC_FLAGS = ("-fno-tree-sink", "-fno-tree-pre", "-fno-loop-interchange")
 _SHARED = ("-shared", "-fPIC", "-Wl,-z,defs")
 _COMPILE_TIMEOUT_S = 600
 _MESSAGE_LIMIT = 8000
@@ -82,6 +80,11 @@ class HostCompiler:
 
     command: tuple[str, ...]
     identity: str
+
+    @property
+    def own_flags(self) -> tuple[str, ...]:
+        """Flags that others do not know."""
+        return _GCC_FLAGS if "Free Software Foundation" in self.identity else ()
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,7 @@ def build_host_kernels(
     if compiler is None:
         return {source.symbol: BuildFailure(source.symbol, INSTALL_HINT) for source in sources}
     tools = toolchain(compiler)
-    all_flags = (*flags, _NATIVE, f"-DHLOFUSE_VECTOR_MATH={int(tools.vector_math)}")
+    all_flags = (*flags, *compiler.own_flags, _NATIVE, f"-DHLOFUSE_VECTOR_MATH={int(tools.vector_math)}")
     context = digest("host", compiler.identity, prelude, *all_flags, *_SHARED, *tools.link_flags)
     keys = {source: kernel_key(source, context) for source in sources}
     if any(key not in _outcomes for key in keys.values()):
