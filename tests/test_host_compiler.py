@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from hlofuse.runtime import host_compiler
-from hlofuse.runtime.host_compiler import HOST_FLAGS, HostCompiler, HostSource, LoadedKernel, build_host_kernels, find_compiler
+from hlofuse.runtime.host_compiler import (
+    HOST_FLAGS,
+    HostCompiler,
+    HostSource,
+    LoadedKernel,
+    build_host_kernels,
+    find_compiler,
+)
 from hlofuse.runtime.kernel_cache import KernelCache
 from hlofuse.runtime.unit_builder import BuildFailure, KernelSource, pack_units
 
