@@ -129,16 +129,6 @@ class LaneWriter:
                 self.nest.emit(f"{parts[1]} = {text}.re;")
                 self.nest.emit(f"{parts[2]} = {text}.im;")
 
-    def wait(self, late: Sequence[tuple[str, str, str]]) -> list[tuple[str, str]]:
-        """Puts values into arrays of the lanes, from where they are written in a loop of its own."""
-        moves = []
-        for kind, element, value in late:
-            name = self.values.name("slice")
-            self.before_lanes.append(f"{kind} {name}[LANES];")
-            self.nest.emit(f"{name}[l] = {value};")
-            moves.append((element, f"{name}[l]"))
-        return moves
-
     def first_lane(self) -> str:
         return f"BLOCK == 0 && {self.nest.lane_variable()}0 == 0"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlofuse.codegen.dialect import Dialect
-from hlofuse.fusion.plan import Axis, Plan
+from hlofuse.codegen.dialect import MIN_TILE_LANES, Dialect
+from hlofuse.fusion.plan import Axis, Plan, left_to_loops
 from hlofuse.hlo.module import Computation, Instruction
 
 
@@ -62,7 +62,7 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     other = tuple(a for a in axes if a.reduced != last_kind)
     rest, vector = _innermost(inner, dialect.time_minimum if plan.loops else dialect.vector_minimum)
     if plan.loops:
-        return _size_time_loop(rest, vector, dialect)
+        return _size_time_loop(plan, rest, vector, dialect)
     if is_loop:
         return _size_loop(plan, rest, vector, dialect)
     if plan.lanes_reduced:
@@ -115,10 +115,15 @@ def _size_loop(plan: Plan, outer: tuple[Axis, ...], vector: tuple[Axis, ...], di
     return Sizing(outer, (), vector, threads, lanes, max(tile, 1), 1)
 
 
-def _size_time_loop(outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
-    """Blocks are small: every lane runs long, and there should be a block for each part of the machine."""
+def _size_time_loop(plan: Plan, outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
+    """Blocks are small: every lane runs long, and there should be a block for each part of the machine. What loops leave
+    to later ones should stay in the nearest cache but one."""
     size = math.prod(a.size for a in vector)
     lanes = min(dialect.time_lanes, _power_of_two(size))
+    if dialect.tile_bytes:
+        kept = lane_tile_bytes(plan)
+        while lanes > MIN_TILE_LANES and kept * lanes > dialect.tile_bytes // 4:
+            lanes //= 2
     threads = 1
     if dialect.threads > 1:
         total = size * math.prod(a.size for a in outer)
@@ -127,6 +132,13 @@ def _size_time_loop(outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: 
             threads *= 2
         threads = min(threads, round_up(size, 32))
     return Sizing(outer, (), vector, threads, lanes, min(size, max(threads * lanes, 1)), 1)
+
+
+def lane_tile_bytes(plan: Plan) -> int:
+    """What the loops of a plan leave to later ones in each lane, where it is no result."""
+    lanes = math.prod(a.size for a in plan.axes)
+    return sum(r.array.byte_size // lanes for r in left_to_loops(plan.computation)
+               if r not in plan.computation.outputs and plan.analysis.mask(r) & plan.domain_mask)
 
 
 def _size_row(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],

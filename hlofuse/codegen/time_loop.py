@@ -8,19 +8,19 @@ computed before the loop and kept. A lane that leaves on its own stays as it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from hlofuse.codegen.contraction import products_in_sums
 from hlofuse.codegen.element_reads import splat_literal
-from hlofuse.codegen.lanes import Carry, LaneWriter, part_type
+from hlofuse.codegen.lanes import Carry, part_type
 from hlofuse.codegen.nest import Nest
-from hlofuse.codegen.scalar_expr import c_type, literal_expr, load_expr, storage_type, store_expr
+from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type
+from hlofuse.codegen.stacked import StackedWriter
 from hlofuse.codegen.values import EmitError, Key
 from hlofuse.fusion.loop_space import MAX_PLACES, loops_of, span
-from hlofuse.fusion.loop_structure import LoopStructure, Stacked, loop_structure
+from hlofuse.fusion.loop_structure import LoopStructure, loop_structure
 from hlofuse.fusion.plan import stacked_results
-from hlofuse.hlo.index_map import ZERO, Indices, linearize, to_c, variable
+from hlofuse.hlo.index_map import ZERO, Indices, linearize, to_c
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import COMPLEX
@@ -36,6 +36,7 @@ def write_time_loop(nest: Nest) -> int:
     nest.place_lanes()
     nest.values.unrolled = MAX_PLACES    # an element of a carry is a register only where its place is known
     writer = _Writer(nest)
+    writer.place_results()
     with nest.block(f"for_tiles<THREADS, LANES>(({t}){begin}, ({t}){end}, "
                     f"[&](const {t} {name}0, const int count) INLINE {{", footer="});"):
         nest.values.scope.owned = _after_loops(nest)
@@ -70,7 +71,7 @@ class _Kept:
         return {**self.before, **self.each}
 
 
-class _Writer(LaneWriter):
+class _Writer(StackedWriter):
     """Writes the loops of one plan, outermost first."""
 
     # --- a loop -----------------------------------------------------------------------------------------------------
@@ -128,47 +129,12 @@ class _Writer(LaneWriter):
                     self._initialize(s, c)
         for t in s.stacked:
             if not t.is_covered:
-                self._prefill(s, t)
+                self.prefill(s, t)
 
     def _initialize(self, s: LoopStructure, c: Carry) -> None:
         for place in c.places:
             index = self.index_of(c.value, place)
             self.assign([(self.element_of_carry(c, index), self.values.at(s.initial(c.index), index))])
-
-    def _prefill(self, s: LoopStructure, t: Stacked) -> None:
-        """What no step may write keeps its initial value."""
-        name = self._stacked_name(s, t)
-        if name is None:
-            return
-        nest, initial = self.nest, s.initial(t.index)
-        at = self.values.name("at")
-        place = variable(at, initial.dims[t.dim])
-
-        def fill() -> None:
-            with nest.block(f"for (int {at} = 0; {at} < {initial.dims[t.dim]}; {at}++) {{", (at,)), block():
-                for inner in self.places_of(t.update):
-                    index = list(self.index_of(t.update, inner))
-                    index[t.dim] = place
-                    value = store_expr(self.values.at(initial, tuple(index)), initial.element_type)
-                    nest.emit(f"{name}[{to_c(linearize(tuple(index), initial.dims))}] = {value};")
-
-        block: Callable[[], AbstractContextManager[None]] = self.lanes
-        if self.has_lanes and not self.is_of_lanes(t.update):
-            block = nullcontext
-            with nest.block(f"if ({self.first_lane()}) {{", guard=True):
-                fill()
-        else:
-            fill()
-
-    def _stacked_name(self, s: LoopStructure, t: Stacked) -> str | None:
-        """The array that a stacked element is written to; None where nothing reads it."""
-        for output, name in zip(self.plan.computation.outputs, self.nest.output_names, strict=True):
-            if output.opcode == "get-tuple-element" and output.operands[0] is s.loop and output.attrs[
-                    "index"] == t.index:
-                return name
-        if s.loop not in self.plan.loops:
-            raise EmitError(f"{s.loop!r} writes an array inside another loop")
-        return None
 
     def _enter(self, s: LoopStructure, carries: Sequence[Carry], step: str, kept: _Kept) -> None:
         """Inside the time loop: what the body reads."""
@@ -189,7 +155,7 @@ class _Writer(LaneWriter):
                     v.positions[i] = p
         for t in s.stacked:
             for read in t.reads:
-                v.sources[read] = self._slice_reader(s, t, read)
+                v.sources[read] = self.slice_reader(s, t, read)
         v.scope.memo.update(kept.before)
         if kept.each:
             with self.lanes():
@@ -215,27 +181,14 @@ class _Writer(LaneWriter):
             for t in s.stacked:
                 if self.is_of_lanes(t.update) or not self.has_lanes:
                     kind = storage_type(t.update.element_type)
-                    late += [(kind, element, value) for element, value in self._write_slice(s, t)]
+                    late += [(kind, element, value) for element, value in self.write_slice(s, t, self.homes_of(s, t))]
             waiting = self.wait(late)
             self.assign(arrays)
         with self.lanes():
             self.assign(waiting)
         numbers = self._moves(s, [c for c in carries if not c.has_lanes])
-        self._write_numbers(s)
+        self.write_numbers(s)
         self.assign(numbers)
-
-    def _slice_reader(self, s: LoopStructure, t: Stacked, read: Instruction) -> Callable[[Indices], str]:
-        """What a step reads of the slice that it writes: the lane's own elements, in memory."""
-        name, dims = self._stacked_name(s, t), s.update(t.index).dims
-
-        def element(index: Indices) -> str:
-            self.inside_lane(t.update, index)
-            source = list(index)
-            source[t.dim] = self.values.clamped(t.position, (), dims[t.dim] - 1, "position")
-            value = load_expr(f"{name}[{to_c(linearize(tuple(source), dims))}]", read.element_type)
-            return self.values.declare(read, value)
-
-        return element
 
     # --- branches ---------------------------------------------------------------------------------------------------
 
@@ -299,35 +252,6 @@ class _Writer(LaneWriter):
             moves.append((target, text))
         return moves
 
-    def _write_numbers(self, s: LoopStructure) -> None:
-        """Slices of one number, which one lane of all writes."""
-        numbers = [t for t in s.stacked if self.has_lanes and not self.is_of_lanes(t.update)]
-        if numbers:
-            with self.nest.block(f"if ({self.first_lane()}) {{", guard=True):
-                for t in numbers:
-                    self._write_slice(s, t)
-
-    def _write_slice(self, s: LoopStructure, t: Stacked) -> list[tuple[str, str]]:
-        """Writes a slice; of a strided one the answer tells (element, value) for an own loop over the lanes."""
-        late: list[tuple[str, str]] = []
-        name = self._stacked_name(s, t)
-        if name is None:
-            return late
-        dims = s.update(t.index).dims
-        position = self.values.clamped(t.position, (), dims[t.dim] - 1, "position")
-        for place in self.places_of(t.update):
-            source = list(self.index_of(t.update, place))
-            source[t.dim] = ZERO
-            value = store_expr(self.values.at(t.update, tuple(source)), t.update.element_type)
-            source[t.dim] = position
-            where = linearize(tuple(source), dims)
-            element = f"{name}[{to_c(where)}]"
-            if self.has_lanes and t.update.element_type not in COMPLEX and self.has_stride(where):
-                late.append((element, value))
-            else:
-                self.nest.emit(f"{element} = {value};")
-        return late
-
     def _finish(self, s: LoopStructure, carries: Sequence[Carry]) -> None:
         """The loop's results are what its carries hold now."""
         by_index = {c.index: c for c in carries}
@@ -343,6 +267,8 @@ class _Writer(LaneWriter):
                 start, step = s.counter.counts[k]
                 last = start + step * s.counter.trips
                 self.values.sources[result] = _always(literal_expr(last, result.element_type))
+            elif homes := self.homes.get((s.loop, k)):
+                self.values.sources[result] = self.result_reader(result, homes[-1])
 
     def _bodies_readers(self, loop: Instruction) -> Iterator[Instruction]:
         """The readers of a nested loop's results, in the body around it."""

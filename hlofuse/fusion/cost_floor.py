@@ -30,7 +30,8 @@ class KernelFloors:
         costs = self._costs
         order, outs = sorted(members), list(outputs)
         large, small = (sorted(kind.intersection(order)) for kind in (costs._large, costs._small))
-        least = self._time(0.0, sum(costs._bytes[v] for v in outs))
+        least = self._time(0.0, sum(costs._loop_results.least_bytes(v) if v in costs._loops else costs._bytes[v]
+                                    for v in outs))
         if any(v < order[0] or v in order for v in (*costs._scatters, *costs._scans, *costs._loops)):
             return least   # a scatter, scan or loop that is there or may join decides the domain
         try:
@@ -85,7 +86,7 @@ class KernelFloors:
             if costs.is_fixed[v]:
                 continue
             if costs.is_output[v] or not costs.users[v]:
-                at[v + 1] += costs._bytes[v]
+                at[v + 1] += costs._loop_results.least_bytes(v) if v in costs._loops else costs._bytes[v]
             for source, _, often, _ in costs._edges[v] if v not in costs._scatters else ():
                 if source >= n or costs.is_fixed[source]:
                     moved = min(costs._bytes[source], (often or needs[v]) * costs._itemsize[source])

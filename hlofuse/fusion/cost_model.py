@@ -20,10 +20,10 @@ from hlofuse.fusion.element_work import arrays_of, itemsize_of, operations_of
 from hlofuse.fusion.graph import (
     FusionGraph,
     conflicting_reductions,
-    indexed,
     reduced_mask,
 )
 from hlofuse.fusion.kernel_shape import KernelShape, efficiency, loop_shape, reduction_shape
+from hlofuse.fusion.loop_results import LoopResults
 from hlofuse.fusion.loop_space import span
 from hlofuse.fusion.loop_work import LoopCost, loop_domain
 from hlofuse.fusion.operand_reads import read_edges
@@ -46,6 +46,7 @@ MAX_MEMBERS = 400        # instructions of one kernel
 MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
 MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
+IN_STEPS = 2             # the place of what each lane reads of its own in the steps of a loop; 0 is its own, once
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
 
 
@@ -103,6 +104,7 @@ class KernelCosts:
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
         self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once
                             for v, fixed in enumerate(self.is_fixed)]
+        self._loop_results = LoopResults(graph, device, self._loops, self.is_clonable)
         self.shared_inputs = self._shared_inputs()
         self.follows_user = [self._follows_user(v) for v in range(self.num_vertices)]
         self._sizes: dict[int, int] = {}
@@ -143,17 +145,13 @@ class KernelCosts:
 
     def loop_conflict(self, u: int, v: int) -> str | None:
         """Why no kernel runs a loop and another vertex."""
-        loop, other = (u, v) if u in self._loops else (v, u)
+        other = v if u in self._loops else u
         if other in self._large:
             return "a reduction of more than a lane holds"
         if other in self._scatters or other in self._scans:
             return "what is written or accumulated along an axis"
         if other in self._loops:
             return None if self._loops[u].space.lanes == self._loops[v].space.lanes else "loops over different lanes"
-        i, results = self.graph.vertices[other].instruction, self.graph.vertices[loop].results
-        stacked = {r for r in results if r.attrs["index"] in self._loops[loop].stacked}
-        if not stacked.isdisjoint(indexed(o) for o in i.operands):
-            return "an array that a loop writes slice by slice is read as a whole"
         return None
 
     def can_pack(self, a: frozenset[int], b: frozenset[int]) -> bool:
@@ -295,7 +293,7 @@ class KernelCosts:
             if v in self._scatters and (len(places) > 1 or 0 not in places):
                 raise Refusal("producer-consumer", "{} is read at another place than where it is scattered",
                               self.graph.vertices[v].instruction)
-            if v in self._loops and (len(places) > 1 or 0 not in places):
+            if v in self._loops and not places.keys() <= {0, IN_STEPS}:
                 raise Refusal("producer-consumer", "{} is read at another place than its lane's",
                               self.graph.vertices[v].instruction)
             if 0 in places and self._mask[v] & ~(domain | held):
@@ -305,7 +303,12 @@ class KernelCosts:
                 inside = sites.get(target)
                 if inside is None:
                     inside = sites[target] = {}
-                if v in rows:
+                if v in self._loops and often:
+                    place = hash((v, operand)) | 1 if mixed & domain else IN_STEPS
+                    inside[place] = inside.get(place, 0) + often
+                elif v in self._loops:
+                    inside[0] = max(inside.get(0, 0), self._size[v])
+                elif v in rows:
                     inside[0] = max(inside.get(0, 0), total)
                 elif v in self._large:   # a loop inside the thread
                     for place, count in places.items():
@@ -365,7 +368,8 @@ class KernelCosts:
             if last != inner and last >= 0 and inner >= 0 and 0 in places and size > moved / 4 \
                     and masks[source] >> inner & 1:
                 penalty = device.strided_penalty
-        moved += sum([self._bytes[v] for v in outs])
+        moved += sum([self._loop_results.written_bytes(v, chosen) if v in self._loops else self._bytes[v]
+                      for v in outs])
         shape = self._shape(order, outs, scheduled, domain, reduced, inner)
         if scatters:
             scattering = scatter_shape(scatters, device)
@@ -374,6 +378,10 @@ class KernelCosts:
         moved += 2 * partial
         again = sum([self._bytes[s] for s in inputs if masks[s] == domain]) * (shape.passes - 1)
         cached_us = 0.0
+        if loops:
+            results = self._loop_results.traffic([v for v in order if v in self._loops], chosen, outs, total)
+            moved += results.moved
+            cached_us = results.cached / device.l2_bandwidth
         if again and not shape.kept:
             if shape.cached:
                 cached_us = again / device.l2_bandwidth

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hlofuse.codegen.dialect import CUDA
+from hlofuse.codegen.dialect import CUDA, HOST
 from hlofuse.errors import UnknownNameError
 
 
@@ -58,6 +58,7 @@ class DeviceSpec:
     half_matmul_rate: float      # the same in f16 and bf16
     latency_bytes: float         # bytes in flight that saturate the memory (Little's law), per SM; 0: any do
     thread_bytes: float          # in flight, of one thread
+    tile_bytes: int              # as the dialect's: what loops leave to later ones beside a thread
     busy_lanes: int              # of one SM, that hide each other's latency in a loop; 0: one does
     overlap_loss: float          # of the shorter of computing and moving, what is not hidden behind the longer
     strided_penalty: float       # of memory time, where neighbors in memory are not neighbors in the inner loop
@@ -89,8 +90,8 @@ def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: f
                       fp32_rate=rate * fp32_per_sm, int_rate=rate * 64, special_rate=rate * 8, div_rate=rate * 8,
                       fp64_rate=rate * fp32_per_sm * fp64_share, matmul_rate=matmul_tflops[0] * 1e6,
                       half_matmul_rate=matmul_tflops[1] * 1e6, latency_bytes=bandwidth * 0.7 / sm_count,
-                      thread_bytes=16.0, busy_lanes=512, overlap_loss=0.15, strided_penalty=1.15, blocks=_GPU_BLOCKS,
-                      library_epilogues=True)
+                      thread_bytes=16.0, tile_bytes=CUDA.tile_bytes, busy_lanes=512, overlap_loss=0.15,
+                      strided_penalty=1.15, blocks=_GPU_BLOCKS, library_epilogues=True)
 
 
 DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
@@ -105,8 +106,9 @@ DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
     _gpu("l4", "sm_89", 58, 2.04, 300, 24, 48, (30, 100), threads=1536, shared_kb=100, optin_kb=99),
     DeviceSpec("host", "host", "", 2, 1, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 16 * 10**9, 12e3, 40e3, 4 << 20, 0.6,
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
-               half_matmul_rate=5e4, latency_bytes=0.0, thread_bytes=0.0, busy_lanes=0, overlap_loss=0.15,
-               strided_penalty=1.15, library_epilogues=False, blocks=replace(_GPU_BLOCKS, split_blocks=16)),
+               half_matmul_rate=5e4, latency_bytes=0.0, thread_bytes=0.0, tile_bytes=HOST.tile_bytes,
+               busy_lanes=0, overlap_loss=0.15, strided_penalty=1.15, library_epilogues=False,
+               blocks=replace(_GPU_BLOCKS, split_blocks=16)),
 )}
 # The H200's kernels, executed thread by thread on the CPU.
 DEVICES["simt"] = replace(DEVICES["h200"], name="simt")

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hlofuse.fusion.loop_space import loop_space, loops_of, span
+from hlofuse.fusion.loop_space import loop_space, loops_of, mixed_by, span
 from hlofuse.fusion.loop_structure import LoopStructure, has_structure, loop_structure
 from hlofuse.fusion.plan import Refusal
 from hlofuse.hlo.module import Instruction
@@ -94,15 +94,18 @@ def _places(i: Instruction, shape: Shape, inner: int, axes: Axes) -> float:
     return span(axes.mask(i) & inner, axes) * max(1.0, shape.dtype.itemsize / 4)
 
 
-def element_reads(loop: Instruction, axes: Axes) -> dict[int, int]:
-    """How often the loop reads the initial value of each state element; 0 where each lane reads its own, once."""
+def element_reads(loop: Instruction, axes: Axes) -> dict[int, tuple[int, int]]:
+    """How often the loop reads the initial value of each state element, 0 where each lane reads its own, once; and the
+    atoms along which that is elsewhere (-1: any)."""
     s = loop_structure(loop)
     space = loop_space(loop, axes)
-    found = dict.fromkeys(range(len(s.body.root.operands)), 0)
+    found = dict.fromkeys(range(len(s.body.root.operands)), (0, 0))
     for k in s.carries:
-        found[k] = s.shape(k).size if (loop, k) in axes.shifted else 0
+        if (loop, k) in axes.shifted:
+            found[k] = s.shape(k).size, -1
     for t in s.stacked:
-        found[t.index] = 0 if t.is_covered else s.update(t.index).array.size
+        if not t.is_covered:
+            found[t.index] = s.update(t.index).array.size, -1
     readers: dict[Instruction, list[tuple[Instruction, int]]] = {}
     for i in s.values:
         for number, o in enumerate(i.operands):
@@ -113,7 +116,13 @@ def element_reads(loop: Instruction, axes: Axes) -> dict[int, int]:
         uses = readers.get(reader, [])
         elsewhere = axes.mask(reader) & ~(space.lanes | space.inner)
         if elsewhere or any((i, n) in axes.shifted or i.opcode == "while" for i, n in uses):
-            found[k] += sum(_array_size(i) * (trips(s) if i in s.varying else 1) for i, _ in uses)
+            often, mixed = found[k]
+            often += sum(_array_size(i) * (trips(s) if i in s.varying else 1) for i, _ in uses)
+            if any(i.opcode == "while" for i, _ in uses) or mixed < 0:
+                mixed = -1
+            else:
+                mixed |= elsewhere | functools.reduce(int.__or__, [mixed_by(i, n, axes) for i, n in uses], 0)
+            found[k] = often, mixed
     return found
 
 

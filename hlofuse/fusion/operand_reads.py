@@ -27,7 +27,7 @@ def read_edges(graph: FusionGraph, i: Instruction, outside: dict[Instruction, in
     axes = graph.axes
     folds = i.opcode in ("reduce", "reduce-window")
     arrays = i.operands[:len(i.operands) // 2] if folds else i.operands
-    often_read: dict[int, int] = {}
+    often_read: dict[int, tuple[int, int]] = {}
     if i in graph.loops:
         arrays, often_read = i.operands[0].operands, element_reads(i, axes)
     for k, operand in enumerate(arrays):
@@ -43,8 +43,10 @@ def read_edges(graph: FusionGraph, i: Instruction, outside: dict[Instruction, in
             target = outside.setdefault(source, len(graph.vertices) + len(outside))
         inline = i.opcode == "reduce" and 0 < reduced_size(i) <= INLINE_REDUCTION
         if i in graph.loops:
-            often = often_read[k] or (through.array.size if shifted else 0)
-            found.append(Edge(target, k, often, -1 if often else 0))
+            often, mixed = often_read[k]
+            if shifted:
+                often, mixed = often or through.array.size, -1
+            found.append(Edge(target, k, often, mixed))
         elif not shifted and not inline:
             found.append(Edge(target, k, 0, 0))
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.fusion.graph import FREE_SHAPES, FusionGraph
+from hlofuse.fusion.loop_results import result_readers
 from hlofuse.hlo.builder import computation, element_of, make, parameter, tuple_of, with_operands
 from hlofuse.hlo.module import Computation, Instruction
 
@@ -38,10 +39,18 @@ class _Outliner:
         self.new: dict[Instruction, Instruction] = {}
         self.fusions: dict[int, Instruction] = {}
         self.owner: dict[Instruction, int] = {}
-        for k, (_, outputs) in enumerate(kernels):
-            for v in outputs:
-                for result in graph.vertices[v].results:
-                    self.owner[result] = k
+        self.results = [[r for v in sorted(outputs) for r in graph.vertices[v].results if self._is_written(r, k)]
+                        for k, (_, outputs) in enumerate(kernels)]
+        for k, results in enumerate(self.results):
+            self.owner.update(dict.fromkeys(results, k))
+
+    def _is_written(self, result: Instruction, k: int) -> bool:
+        """Whether a result of an output of kernel k is read outside of it: of a loop's, not all may be."""
+        if result.opcode != "get-tuple-element" or result.operands[0] not in self.graph.loops:
+            return True
+        readers = result_readers(self.graph, result)
+        return readers is None or any(not readers.isdisjoint(members) for n, (members, _) in enumerate(self.kernels)
+                                      if n != k)
 
     def run(self) -> Outlined:
         old = self.graph.computation
@@ -81,9 +90,8 @@ class _Outliner:
 
     def _members(self, k: int) -> tuple[list[Instruction], list[Instruction]]:
         """The kernel's results and what it reads from memory."""
-        members, outputs = self.kernels[k]
+        members, results = self.kernels[k][0], self.results[k]
         inside = {i for v in members for i in (self.graph.vertices[v].instruction, *self.graph.vertices[v].results)}
-        results = [r for v in sorted(outputs) for r in self.graph.vertices[v].results]
         reads: dict[Instruction, None] = {}
         seen: set[Instruction] = set()
         stack = list(reversed(results))

@@ -192,6 +192,13 @@ def stacked_results(computation: Computation) -> set[Instruction]:
             and any(s.index == i.attrs["index"] for s in loop_structure(i.operands[0]).stacked)}
 
 
+def left_to_loops(computation: Computation) -> tuple[Instruction, ...]:
+    """What loops write slice by slice and other members of the cluster read, each lane its own."""
+    stacked = stacked_results(computation)
+    return tuple(i for i in computation.instructions if i in stacked
+                 and any(user is not computation.root for user in computation.users[i]))
+
+
 def check_axes(value: Instruction, analysis: Axes) -> None:
     """The loops reach every element: the atoms of what they write or reduce are distinct, and of its size."""
     atoms = analysis.atoms(value)
