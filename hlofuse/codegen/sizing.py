@@ -116,7 +116,7 @@ def _size_loop(plan: Plan, outer: tuple[Axis, ...], vector: tuple[Axis, ...], di
 
 
 def _size_time_loop(plan: Plan, outer: tuple[Axis, ...], vector: tuple[Axis, ...], dialect: Dialect) -> Sizing:
-    """Blocks are small: every lane runs long, and there should be a block for each part of the machine. What loops leave
+    """Blocks are small: every lane runs long, and each part of the machine should have one. What loops leave
     to later ones should stay in the nearest cache but one."""
     size = math.prod(a.size for a in vector)
     lanes = min(dialect.time_lanes, _power_of_two(size))

@@ -34,6 +34,8 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
         lines.append("loops that stay loops, and why")
         lines.extend(f"  {names[loop]}: {reason}" for loop, reason in fused.loop_refusals.items())
         lines.append("")
+    if fused.residual_notes:
+        lines.extend([*fused.residual_notes, ""])
     library = list(_library(fused, device))
     if library:
         lines.extend([*library, ""])

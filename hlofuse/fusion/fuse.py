@@ -65,6 +65,7 @@ class Fused:
     loop_refusals: Mapping[Instruction, str]    # why a loop stays a loop
     findings: tuple[Finding, ...] = ()
     peak: Peak | None = None
+    residual_notes: tuple[str, ...] = ()        # what later loops compute again
 
 
 Accept = Callable[[Instruction, Sequence[Segment]], str | None]
@@ -82,7 +83,7 @@ def fuse_computation(computation: Computation, device: DeviceSpec, method: str =
 
 def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept, measure: Measure | None,
           wishes: Wishes) -> Fused:
-    found = find_loops(computation, is_fusible, accept, device.max_registers)
+    found = find_loops(computation, is_fusible, accept, device)
     computation = found.computation
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
     epilogues = find_epilogues(computation) if device.library_epilogues else {}
@@ -110,7 +111,8 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
         else:
             constraints = []
         if not constraints:
-            return Fused(outlined, tuple(planned), graph, costs, coloring, found.refusals, tuple(findings), memory.peak)
+            return Fused(outlined, tuple(planned), graph, costs, coloring, found.refusals, tuple(findings), memory.peak,
+                         found.notes)
         costs.constraints.extend(constraints)
 
 

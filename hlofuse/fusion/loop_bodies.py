@@ -38,13 +38,13 @@ class PreparedLoop:
 
 def prepare_loop(loop: Instruction) -> PreparedLoop:
     """`LoopRefusal` where a loop is none that could be a kernel."""
-    loop = _with_body(loop, _plain(loop.attrs["body"]))
+    loop = with_body(loop, _plain(loop.attrs["body"]))
     loop = _with_constants_as_state(loop)
     loop, after = _with_lane_sums(loop)
     return PreparedLoop(_without_overwritten(loop), after)
 
 
-def _with_body(loop: Instruction, body: Computation, state: Sequence[Instruction] | None = None) -> Instruction:
+def with_body(loop: Instruction, body: Computation, state: Sequence[Instruction] | None = None) -> Instruction:
     """The loop with another body, on another state if one is given."""
     condition = loop.attrs["condition"]
     if state is None:
@@ -54,12 +54,13 @@ def _with_body(loop: Instruction, body: Computation, state: Sequence[Instruction
     new: New = {old: parameter_}
     for i in condition.instructions:
         if i is not old:
-            new[i] = _renewed(i, new)
+            new[i] = renewed(i, new)
     attrs = {**loop.attrs, "body": body, "condition": Computation(condition.name, (parameter_,), new[condition.root])}
     return make("while", tuple_of(state), shape=shape, name=loop.name, metadata=loop.metadata, **attrs)
 
 
-def _renewed(i: Instruction, new: New) -> Instruction:
+def renewed(i: Instruction, new: New) -> Instruction:
+    """An instruction of a body on the operands that its own became."""
     operands = [new[o] for o in i.operands]
     if i.opcode == "get-tuple-element":
         return element_of(operands[0], i.attrs["index"])
@@ -85,9 +86,9 @@ def _copy_plain(body: Computation, new: New) -> None:
         elif i.opcode == "conditional" and _is_cheap(i):
             new[i] = _selected(i, new)
         elif i.opcode == "while":
-            new[i] = _with_body(_renewed(i, new), _plain(i.attrs["body"]))
+            new[i] = with_body(renewed(i, new), _plain(i.attrs["body"]))
         else:
-            new[i] = _renewed(i, new)
+            new[i] = renewed(i, new)
 
 
 def _is_cheap(conditional: Instruction) -> bool:
@@ -129,9 +130,9 @@ def _with_constants_as_state(loop: Instruction) -> Instruction:
     new: New = {old: fresh, **{c: element_of(fresh, first + n) for n, c in enumerate(arrays)}}
     for i in body.instructions:
         if i not in new:
-            new[i] = _renewed(i, new)
+            new[i] = renewed(i, new)
     root = tuple_of([*new[body.root].operands, *(new[c] for c in arrays)])
-    return _with_body(loop, Computation(body.name, (fresh,), root), state)
+    return with_body(loop, Computation(body.name, (fresh,), root), state)
 
 
 # --- sums over all lanes ----------------------------------------------------------------------------------------------
@@ -176,9 +177,9 @@ def _with_lane_sums(loop: Instruction) -> tuple[Instruction, dict[int, Callable[
         elif i is not body.root and any(o.shape != new[o].shape for o in i.operands if o is not body.parameters[0]):
             new[i] = i     # nothing reads it any more
         else:
-            new[i] = _renewed(i, new)
+            new[i] = renewed(i, new)
     root = tuple_of([new[o] for o in body.root.operands])
-    return _with_body(loop, Computation(body.name, (fresh,), root), state), after
+    return with_body(loop, Computation(body.name, (fresh,), root), state), after
 
 
 def _folded(initial: Instruction, reduction: Instruction) -> Callable[[Instruction], Instruction]:

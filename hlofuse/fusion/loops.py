@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hlofuse.fusion.cumulative import is_scanned
+from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.loop_bodies import PreparedLoop, prepare_loop
 from hlofuse.fusion.loop_space import MAX_PLACES, loops_of
 from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
 from hlofuse.fusion.loop_work import loop_registers
 from hlofuse.fusion.plan import NESTED_REDUCTION, Refusal, Segment, make_plan, reduced_size
+from hlofuse.fusion.residuals import recompute_residuals
 from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
@@ -26,16 +28,21 @@ MAX_BODY = 600      # instructions of a step, nested loops included
 
 @dataclass(frozen=True)
 class FoundLoops:
-    """`loops` of the new `computation` may be members of kernels; `refusals` says why the others stay loops."""
+    """`loops` of the new `computation` may be members of kernels; `refusals` says why the others stay loops, `notes`
+    what later loops compute again (see residuals.py)."""
 
     computation: Computation
     loops: frozenset[Instruction] = frozenset()
     refusals: Mapping[Instruction, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
-def find_loops(computation: Computation, is_fusible: Callable[[Instruction], bool],
-               accept: Callable[[Instruction, tuple[Segment, ...]], str | None], max_registers: int) -> FoundLoops:
-    """Tries every `while` by itself; `accept` writes its kernel. `max_registers` are a thread's."""
+Accept = Callable[[Instruction, tuple[Segment, ...]], str | None]
+
+
+def find_loops(computation: Computation, is_fusible: Callable[[Instruction], bool], accept: Accept,
+               device: DeviceSpec) -> FoundLoops:
+    """Tries every `while` by itself; `accept` writes its kernel."""
     prepared: dict[Instruction, PreparedLoop] = {}
     refusals: dict[Instruction, str] = {}
     outputs = set(computation.outputs)
@@ -46,20 +53,39 @@ def find_loops(computation: Computation, is_fusible: Callable[[Instruction], boo
             _check_use(i, computation, outputs)
             _check_opcodes(i)
             prepared[i] = ready = prepare_loop(i)
-            for s in loops_of(ready.loop):
-                _check_values(s, is_fusible)
-            alone = _alone(ready.loop)
-            plan = make_plan(alone)
-            registers = max(loop_registers(loop, plan.analysis) for loop in plan.loops)
-            if registers > max_registers:
-                raise LoopRefusal("memory", f"about {registers} registers, a thread has at most {max_registers}")
-            reason = accept(i, (Segment(plan, tuple(range(len(alone.parameters))), tuple(range(len(alone.outputs)))),))
-            if reason is not None:
-                raise LoopRefusal("text", reason)
+            _check(ready.loop, is_fusible, accept, device)
         except (LoopRefusal, Refusal) as refusal:
             prepared.pop(i, None)
             refusals[i] = str(refusal)
-    return _replaced(computation, prepared, refusals)
+    return _with_less_residuals(_replaced(computation, prepared, refusals), is_fusible, accept, device)
+
+
+def _check(loop: Instruction, is_fusible: Callable[[Instruction], bool], accept: Accept, device: DeviceSpec) -> None:
+    """`LoopRefusal` or `Refusal` where a loop is no kernel."""
+    for s in loops_of(loop):
+        _check_values(s, is_fusible)
+    alone = _alone(loop)
+    plan = make_plan(alone)
+    registers = max(loop_registers(loop, plan.analysis) for loop in plan.loops)
+    if registers > device.max_registers:
+        raise LoopRefusal("memory", f"about {registers} registers, a thread has at most {device.max_registers}")
+    reason = accept(loop, (Segment(plan, tuple(range(len(alone.parameters))), tuple(range(len(alone.outputs)))),))
+    if reason is not None:
+        raise LoopRefusal("text", reason)
+
+
+def _with_less_residuals(found: FoundLoops, is_fusible: Callable[[Instruction], bool], accept: Accept,
+                         device: DeviceSpec) -> FoundLoops:
+    if len(found.loops) < 2:
+        return found
+    new = recompute_residuals(found.computation, found.loops, device,
+                              lambda loop: _check(loop, is_fusible, accept, device), (LoopRefusal, Refusal))
+    if new.computation is found.computation:
+        return found
+    loops = [i for i in new.computation.instructions if i.opcode == "while"]
+    reasons = {i.attrs["body"]: reason for i, reason in found.refusals.items()}
+    return FoundLoops(new.computation, frozenset(i for i in loops if i.attrs["body"] in new.bodies),
+                      {i: reasons[i.attrs["body"]] for i in loops if i.attrs["body"] in reasons}, new.notes)
 
 
 def _replaced(computation: Computation, prepared: Mapping[Instruction, PreparedLoop],
