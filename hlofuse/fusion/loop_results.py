@@ -94,7 +94,7 @@ def _result(graph: FusionGraph, r: Instruction, loop: LoopCost, is_clonable: Seq
     is_needed = found is None or any(is_clonable[u] for u in readers)
     if r.attrs["index"] not in loop.stacked:
         return LoopResult(r.shape.byte_size, 0.0, False, readers, is_needed)
-    is_shared = not graph.axes.mask(r) & loop.space.lanes
+    is_shared = bool(loop.space.lanes) and not graph.axes.mask(r) & loop.space.lanes
     return LoopResult(r.shape.byte_size, r.shape.byte_size / (1 if is_shared else loop.lanes), is_shared, readers,
                       is_needed)
 
