@@ -136,6 +136,10 @@ def make_plan(computation: Computation) -> Plan:
     analysis = Axes(instructions)
     for output in computation.outputs[1:]:   # in the whole program, what reads both may be what aligns them
         analysis.align(computation.outputs[0], output)
+    large = [i for i in instructions if i.opcode == "reduce" and reduced_size(i) > INLINE_REDUCTION]
+    for r in large[1:]:
+        if r.attrs["dimensions"] == large[0].attrs["dimensions"]:
+            analysis.align(large[0].operands[0], r.operands[0])
     masks = {i: analysis.mask(i) for i in instructions}
     outputs = computation.outputs
     scans = tuple(i for i in instructions if is_scanned(i))
