@@ -94,3 +94,43 @@ def random_loop(r: np.random.Generator) -> tuple[Callable, tuple]:
         return jax.vmap(one)(carries, jnp.abs(xs[0].reshape(LANES, -1)[:, 0]), xs[1])
 
     return [scan, fori, dynamic, lanes][form], (carries, xs)
+
+
+def random_gradient(r: np.random.Generator) -> tuple[Callable, tuple]:
+    """The gradient of a scan over such a body by its float carries, what its steps read, and numbers that all lanes
+    share, with cotangents of everything that it returns."""
+    width = int(r.choice([1, 3]))
+    shape = (LANES, width) if width > 1 else (LANES,)
+    kinds = ["f", *r.choice(["f", "i", "p"], r.integers(0, 3))]
+    step = _step_program(r, kinds, width)
+    draw = {"f": lambda: r.standard_normal(shape).astype(np.float32),
+            "i": lambda: r.integers(-50, 50, shape).astype(np.int32), "p": lambda: r.random(shape) < 0.5}  # fmt: skip
+    carries = tuple(draw[k]() for k in kinds)
+    length = int(r.choice([1, 2, 5, 7]))
+    xs = r.standard_normal((length, *shape)).astype(np.float32)
+    weights = r.standard_normal((length, *shape)).astype(np.float32)
+    shared = r.standard_normal(3).astype(np.float32)
+    reverse, counted, checkpointed, keeps = (bool(b) for b in r.integers(0, 2, 4))
+    unroll = int(r.choice([1, 1, 2]))
+
+    def body(s: Any, x: Any, p: Any) -> Any:
+        index, carries = s
+        new, out = step(index if counted else jnp.int32(3), carries, x * p[0] + p[1])
+        new = tuple(jnp.tanh(c * p[2]) if kind == "f" else c for kind, c in zip(kinds, new, strict=True))
+        return (index + 1, new), jnp.sin(out)
+
+    def loss(floats: tuple, xs: Any, p: Any, others: tuple, weights: Any) -> Any:
+        left, rest = list(floats), list(others)
+        start = tuple((left if kind == "f" else rest).pop(0) for kind in kinds)
+        run = jax.checkpoint(body) if checkpointed else body
+        (_, last), ys = lax.scan(lambda s, x: run(s, x, p), (jnp.int32(0), start), xs, reverse=reverse, unroll=unroll)
+        total = sum((c * c).sum() for kind, c in zip(kinds, last, strict=True) if kind == "f")
+        return total + (ys * weights).sum(), ys
+
+    def gradient(carries: tuple, xs: Any, p: Any, weights: Any) -> Any:
+        floats = tuple(c for kind, c in zip(kinds, carries, strict=True) if kind == "f")
+        others = tuple(c for kind, c in zip(kinds, carries, strict=True) if kind != "f")
+        found, ys = jax.grad(loss, (0, 1, 2), has_aux=True)(floats, xs, p, others, weights)
+        return (found, ys) if keeps else found
+
+    return gradient, (carries, xs, shared, weights)

@@ -15,11 +15,13 @@ import pytest
 from jax import lax
 from loop_check import assert_all_same, assert_same, launches
 from loop_programs import LOOPS, lorenz, pendulum_loss, runge_kutta
+from random_loops import random_gradient
 from simt_check import check_cases, compile_case
 
 import hlofuse
 from hlofuse.codegen.dialect import CUDA
 from hlofuse.compiler import Compilation, compile_function
+from hlofuse.explore import accuracy, float64_reference
 from hlofuse.fusion.minimum_cut import NEVER, cheapest_stores
 from hlofuse.runtime.kernel_cache import KernelCache
 from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many, nvrtc_available
@@ -75,6 +77,17 @@ def by_several_shared_scalars(x, a, b, c):
         return steps_of(lambda s: jnp.tanh(s * p["a"] + p["c"]) * p["b"], x).sum()
 
     return jax.grad(loss)({"a": a, "b": b, "c": c})
+
+
+@case(X, normal(4), XS, launches=3)
+def by_the_elements_of_a_shared_vector(x, p, xs):
+    def loss(p):
+        def step(h, v):
+            return p[2] * h + p[3] * jnp.tanh(p[0] * h - p[1] * v), None
+
+        return (lax.scan(step, x, xs)[0] ** 2).mean()
+
+    return jax.grad(loss)(p)
 
 
 @case(X, XS)
@@ -220,6 +233,21 @@ def test_double_precision():
     with jax.enable_x64(True):
         assert_same(CASES["by_the_state"].fn, X.astype(np.float64), tolerance=1e-13)
         assert_same(CASES["a_loop_whose_steps_are_counted"].fn, X.astype(np.float64), tolerance=1e-13)
+
+
+def test_random_bodies():
+    programs = {seed: random_gradient(np.random.default_rng(seed)) for seed in range(8)}
+    arguments = {seed: args for seed, (_, args) in programs.items()}
+
+    def everything(arguments):
+        return [fn(*arguments[seed]) for seed, (fn, _) in programs.items()]
+
+    for (fn, args), ours, theirs in zip(programs.values(), hlofuse.jit(everything)(arguments),
+                                        jax.jit(everything)(arguments), strict=True):  # fmt: skip
+        reference = float64_reference.evaluate(jax.make_jaxpr(fn)(*args), *jax.tree.leaves(args))
+        verdict = accuracy.judge(*([np.asarray(x) for x in jax.tree.leaves(r)] for r in (ours, theirs)), reference)
+        assert verdict.ok, verdict.reason
+        assert launches(fn, *args) <= 4
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

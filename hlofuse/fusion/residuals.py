@@ -14,7 +14,7 @@ from hlofuse.codegen.dialect import MIN_TILE_LANES
 from hlofuse.codegen.scalar_expr import has_scalar_expr
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.element_work import operations_of
-from hlofuse.fusion.loop_bodies import renewed, with_body
+from hlofuse.fusion.loop_state import renewed, with_body
 from hlofuse.fusion.loop_structure import LoopStructure, Stacked, loop_structure
 from hlofuse.fusion.minimum_cut import NEVER, cheapest_stores
 from hlofuse.hlo.builder import constant, element_of, full, make, parameter, reshape, tuple_of
