@@ -108,8 +108,11 @@ class LaneWriter:
         return inner, sizes
 
     def new_array(self, hint: str, element_type: str) -> str:
-        """Declares an array of the lanes; the text of its element."""
+        """Declares an array of the lanes, one number where there are none; the text of its element."""
         name, kind = self.values.name(hint), c_type(element_type)
+        if not self.has_lanes:
+            self.nest.emit(f"{kind} {name};")
+            return name
         parts = ("_re", "_im") if element_type in COMPLEX else ("",)
         for part in parts:
             self.nest.emit(f"{part_type(kind, parts)} {name}{part}[LANES];")

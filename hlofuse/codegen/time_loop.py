@@ -21,7 +21,7 @@ from hlofuse.fusion.loop_space import MAX_PLACES, loops_of, span
 from hlofuse.fusion.loop_structure import LoopStructure, loop_structure
 from hlofuse.fusion.plan import stacked_results
 from hlofuse.hlo.index_map import ZERO, Indices, linearize, to_c
-from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.module import Instruction, post_order
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import COMPLEX
 
@@ -194,8 +194,6 @@ class _Writer(StackedWriter):
 
     def _branches(self, s: LoopStructure) -> None:
         """Selects by one number for all lanes, of dear values: a branch around loops over the lanes, not in them."""
-        if not self.has_lanes:
-            return
         chosen: set[Instruction] = set()
         outermost: list[Instruction] = []
         for i in reversed(s.values):
@@ -225,12 +223,13 @@ class _Writer(StackedWriter):
                         self.assign([(text, self.values.at(side, index)) for index, text in targets])
 
     def _is_branch(self, i: Instruction) -> bool:
-        if i.opcode != "select" or i.operands[0].dims or not i.dims:
+        if i.opcode != "select" or i.operands[0].dims or (self.has_lanes and not i.dims):
             return False
         mask, lanes = self.axes.mask(i), self.plan.domain_mask
         if mask & lanes != lanes or span(mask & ~lanes, self.axes) > MAX_PLACES:
             return False
-        return any(OPCODES[o.opcode].unit in ("special", "div") or self._is_branch(o) for o in i.operands[1:])
+        dear = [o for o in i.operands[1:] if OPCODES[o.opcode].unit in ("special", "div") or self._is_branch(o)]
+        return bool(dear) and not set(dear) <= set(post_order((i.operands[0],)))    # not if the test needs them anyway
 
     def _moves(self, s: LoopStructure, carries: Sequence[Carry]) -> list[tuple[str, str]]:
         """(carry, new value) for each place; all are computed before the first old value is lost."""

@@ -83,10 +83,28 @@ def loop_registers(loop: Instruction, axes: Axes) -> int:
             words += 1.5 * _places(s.update(k), s.shape(k), space.inner, axes)
         for t in s.stacked:
             words += 2 + _places(t.update, t.update.array, space.inner, axes)
+        whole = _read_whole(s)
         for reader, k in s.elements.items():
             if k in s.invariants:
-                words += 1 + _places(reader, s.shape(k), space.inner, axes)
+                words += 1 + _places(reader, s.shape(k), ~space.lanes if reader in whole else space.inner, axes)
+        for i in whole.difference(s.elements):
+            words += _places(i, i.array, ~space.lanes, axes)
     return int(16 + words + 0.5 * body_size(loop) ** 0.5)
+
+
+def _read_whole(s: LoopStructure) -> set[Instruction]:
+    """What each step needs in full although no step changes it, as a matrix of weights: compilers load it once."""
+    found: set[Instruction] = set()
+    for i in s.values:
+        if i not in s.varying or i.opcode in ("while", "tuple"):
+            continue
+        for number, o in enumerate(i.operands):
+            while o.opcode in ("broadcast", "reshape") and o not in s.elements and o not in s.varying:
+                o = o.operands[0]
+            is_table = number == 0 and i.opcode in ("gather", "dynamic-slice")
+            if o not in s.varying and o.opcode not in ("constant", "iota", "parameter") and not is_table:
+                found.add(o)
+    return found
 
 
 def _places(i: Instruction, shape: Shape, inner: int, axes: Axes) -> float:
