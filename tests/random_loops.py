@@ -70,13 +70,21 @@ def random_loop(r: np.random.Generator) -> tuple[Callable, tuple]:
     xs = r.standard_normal((5, *shape)).astype(np.float32)
     form = r.integers(4)
     reverse = bool(r.integers(2))
+    after = int(r.integers(4))
 
     def scan(carries: tuple, xs: Any) -> Any:
         def body(s: Any, x: Any) -> Any:
             new, out = step(s[0], s[1:], x)
             return (s[0] + 1, *new), out
 
-        return lax.scan(body, (jnp.int32(0), *carries), xs, reverse=reverse)
+        last, ys = lax.scan(body, (jnp.int32(0), *carries), xs, reverse=reverse)
+        if after == 1:      # work on what the steps gave
+            return last, jax.nn.relu(ys) * xs[0] - jnp.float32(0.5)
+        if after == 2:
+            return last, ys, jnp.where(ys > xs, ys, xs + last[1].mean()), ys.astype(jnp.bfloat16)
+        if after == 3:
+            return last, (ys * xs).sum(0), jnp.moveaxis(jnp.tanh(ys), 0, -1)
+        return last, ys
 
     def fori(carries: tuple, xs: Any) -> Any:
         return lax.fori_loop(0, 6, lambda i, s: step(i, s, xs[i % 5])[0], carries)

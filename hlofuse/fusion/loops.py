@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.loop_bodies import PreparedLoop, prepare_loop
+from hlofuse.fusion.loop_outputs import write_from_loops
 from hlofuse.fusion.loop_space import MAX_PLACES, loops_of
 from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
 from hlofuse.fusion.loop_work import loop_registers
 from hlofuse.fusion.plan import NESTED_REDUCTION, Refusal, Segment, make_plan, reduced_size
-from hlofuse.fusion.residuals import recompute_residuals
+from hlofuse.fusion.residuals import Rewritten, recompute_residuals
 from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
@@ -57,7 +58,7 @@ def find_loops(computation: Computation, is_fusible: Callable[[Instruction], boo
         except (LoopRefusal, Refusal) as refusal:
             prepared.pop(i, None)
             refusals[i] = str(refusal)
-    return _with_less_residuals(_replaced(computation, prepared, refusals), is_fusible, accept, device)
+    return _with_less_written(_replaced(computation, prepared, refusals), is_fusible, accept, device)
 
 
 def _check(loop: Instruction, is_fusible: Callable[[Instruction], bool], accept: Accept, device: DeviceSpec) -> None:
@@ -74,18 +75,27 @@ def _check(loop: Instruction, is_fusible: Callable[[Instruction], bool], accept:
         raise LoopRefusal("text", reason)
 
 
-def _with_less_residuals(found: FoundLoops, is_fusible: Callable[[Instruction], bool], accept: Accept,
+def _with_less_written(found: FoundLoops, is_fusible: Callable[[Instruction], bool], accept: Accept,
                          device: DeviceSpec) -> FoundLoops:
+    def check(loop: Instruction) -> None:
+        _check(loop, is_fusible, accept, device)
+
+    found = _known_again(found, write_from_loops(found.computation, found.loops, check, (LoopRefusal, Refusal)))
     if len(found.loops) < 2:
         return found
-    new = recompute_residuals(found.computation, found.loops, device,
-                              lambda loop: _check(loop, is_fusible, accept, device), (LoopRefusal, Refusal))
+    return _known_again(found, recompute_residuals(found.computation, found.loops, device, check,
+                                                   (LoopRefusal, Refusal)))
+
+
+def _known_again(found: FoundLoops, new: Rewritten) -> FoundLoops:
+    """The loops of a computation in which some were made anew."""
     if new.computation is found.computation:
         return found
     loops = [i for i in new.computation.instructions if i.opcode == "while"]
     reasons = {i.attrs["body"]: reason for i, reason in found.refusals.items()}
     return FoundLoops(new.computation, frozenset(i for i in loops if i.attrs["body"] in new.bodies),
-                      {i: reasons[i.attrs["body"]] for i in loops if i.attrs["body"] in reasons}, new.notes)
+                      {i: reasons[i.attrs["body"]] for i in loops if i.attrs["body"] in reasons},
+                      found.notes + new.notes)
 
 
 def _replaced(computation: Computation, prepared: Mapping[Instruction, PreparedLoop],

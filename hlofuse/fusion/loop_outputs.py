@@ -1,0 +1,202 @@
+"""Work on what a loop stacked, done in the step that writes it.
+
+    ys = scan(…); relu(ys * a + b)  =>  a scan whose ys are relu(y * a + b)
+
+A value that exists in memory anyway is written by the loop itself; one that only replaces the arrays that it is made of
+is too, if it is no larger. What it needs besides is read in the step, at its place: nothing is read or written twice.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hlofuse.codegen.element_reads import splat_literal
+from hlofuse.codegen.scalar_expr import has_scalar_expr
+from hlofuse.fusion.graph import VIEWS, is_fusible
+from hlofuse.fusion.loop_state import New, renewed, with_body
+from hlofuse.fusion.loop_structure import LoopStructure, Stacked, loop_structure
+from hlofuse.fusion.residuals import Rewritten
+from hlofuse.hlo.builder import constant, element_of, full, make, parameter, tuple_of
+from hlofuse.hlo.module import Computation, Instruction
+from hlofuse.hlo.opcode import OPCODES, Kind
+from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
+from hlofuse.hlo.traverse import rebuild
+
+MAX_WORK = 64    # instructions of one value
+
+
+def write_from_loops(computation: Computation, loops: frozenset[Instruction], check: Callable[[Instruction], None],
+                     refusals: tuple[type[Exception], ...]) -> Rewritten:
+    """Looks at each loop once; `check` raises one of `refusals` where a new loop is no kernel, and then it stays."""
+    bodies = frozenset(loop.attrs["body"] for loop in loops)
+    done: set[Computation] = set()
+    while True:
+        first = next((i for i in computation.instructions if i.opcode == "while" and i.attrs["body"] in bodies - done),
+                     None)
+        if first is None:
+            return Rewritten(computation, bodies)
+        done.add(first.attrs["body"])
+        sinking = _Sinking(computation, loop_structure(first))
+        targets = sinking.targets()
+        if not targets:
+            continue
+        new = sinking.rewritten(targets)
+        try:
+            check(new)
+        except refusals:
+            continue
+        begin = len(first.operands[0].operands)
+        results = {u: element_of(new, u.attrs["index"]) for u in computation.users[first]}
+        results |= {v: element_of(new, begin + n) for n, v in enumerate(targets)}
+        computation = rebuild(computation, results)
+        bodies |= {new.attrs["body"]}
+        done.add(new.attrs["body"])
+
+
+@dataclass(eq=False)
+class _Sinking:
+    """Which values of a program can be computed in the steps of one of its loops."""
+
+    computation: Computation
+    structure: LoopStructure
+    stacked: dict[Instruction, Stacked] = field(default_factory=dict)     # results that share a place
+    after: set[Instruction] = field(default_factory=set)                  # what needs the loop
+
+    def __post_init__(self) -> None:
+        s, users = self.structure, self.computation.users
+        if s.counter is None:
+            return
+        whole = [t for t in s.stacked if t.is_covered and not t.dim and not t.reads]
+        self.stacked = {u: t for u in users[s.loop] for t in whole
+                        if t.index == u.attrs["index"] and t.position is whole[0].position}
+        self.after = {s.loop}
+        for i in self.computation.instructions:
+            if not self.after.isdisjoint(i.operands):
+                self.after.add(i)
+
+    def targets(self) -> list[Instruction]:
+        """The values that the loop shall write, in post-order, none of them needed by another alone."""
+        if not self.stacked:
+            return []
+        found: dict[Instruction, set[Instruction]] = {}
+        for i in self.computation.instructions:
+            if i in self.after and _is_elementwise(i) and (work := self._work(i)) is not None and (
+                    self._is_written(i) or self._replaces(i, work)):
+                found[i] = work
+        inner = {v for v in found if not self._is_written(v) and any(v in work and w is not v and self._is_private(
+            v, work) for w, work in found.items())}
+        return [v for v in found if v not in inner]
+
+    def _work(self, value: Instruction) -> set[Instruction] | None:
+        """The value and everything between it and what the loop stacked; None where a step cannot compute it."""
+        work: set[Instruction] = set()
+        stack, arrays = [value], 0
+        while stack:
+            i = stack.pop()
+            if i in work:
+                continue
+            if i in self.stacked:
+                arrays += i.dims == value.dims
+            elif i in self.after:
+                if not _is_elementwise(i) or i.dims != value.dims or len(work) > MAX_WORK:
+                    return None
+                work.add(i)
+                stack.extend(i.operands)
+            elif i.dims and (i.dims != value.dims or (i.opcode == "iota" and i.attrs["iota_dimension"] == 0)):
+                return None
+        return work if arrays else None
+
+    def _is_written(self, v: Instruction) -> bool:
+        """Whether a value must exist in memory."""
+        if v in self.computation.outputs:
+            return True
+        return any(self._is_written(u) if u.opcode in VIEWS else not is_fusible(u) and u.opcode != "tuple"
+                   for u in self.computation.users[v])
+
+    def _is_private(self, v: Instruction, work: set[Instruction]) -> bool:
+        return v not in self.computation.outputs and all(u in work for u in self.computation.users[v])
+
+    def _replaces(self, value: Instruction, work: set[Instruction]) -> bool:
+        """Whether nothing else needs what the value is made of, and it is no larger."""
+        arrays = {o for i in work for o in i.operands if o in self.stacked}
+        inner = (work | arrays) - {value}
+        return all(self._is_private(i, work) for i in inner) and value.array.byte_size <= sum(
+            a.array.byte_size for a in arrays)
+
+    # --- the new loop -------------------------------------------------------------------------------------------------
+
+    def rewritten(self, targets: Sequence[Instruction]) -> Instruction:
+        s = self.structure
+        state = [*s.loop.operands[0].operands, *(full(0, v.array) for v in targets)]
+        begin, arrays = len(s.loop.operands[0].operands), self._arrays(targets)
+        elements = {a: len(state) + n for n, a in enumerate(arrays)}
+        state += arrays
+        fresh = parameter(0, TupleShape(tuple(o.shape for o in state)), "state")
+        new: New = {s.body.parameters[0]: fresh}
+        for i in s.body.instructions:
+            if i not in new and i is not s.body.root:
+                new[i] = renewed(i, new)
+        place = new[next(iter(self.stacked.values())).position]
+        values: New = {r: new[t.update] for r, t in self.stacked.items()}
+        roots = [new[o] for o in s.body.root.operands]
+        for n, v in enumerate(targets):
+            value = self._value(v, values, elements, fresh, place)
+            starts = [place, *(constant(0, place.element_type) for _ in v.dims[1:])]
+            roots.append(make("dynamic-update-slice", element_of(fresh, begin + n), value, *starts, shape=v.shape))
+        roots += [element_of(fresh, k) for k in elements.values()]
+        return with_body(s.loop, Computation(s.body.name, (fresh,), tuple_of(roots)), state)
+
+    def _arrays(self, targets: Sequence[Instruction]) -> list[Instruction]:
+        """What the values need of the program besides."""
+        work = set().union(*(self._work(v) or () for v in targets))
+        found = {_source(o): None for i in self.computation.instructions if i in work for o in i.operands
+                 if o not in self.after and splat_literal(o) is None and o.opcode != "iota"}
+        return list(found)
+
+    def _value(self, value: Instruction, values: New, elements: Mapping[Instruction, int], fresh: Instruction,
+               place: Instruction) -> Instruction:
+        """A value's slice of one step."""
+        stack = [value]
+        while stack:
+            i = stack[-1]
+            pending = [o for o in i.operands if o not in values] if i in self.after else []
+            if i in values or pending:
+                stack.pop() if i in values else stack.extend(pending)
+                continue
+            stack.pop()
+            shape = i.array.with_dims((1, *i.dims[1:])) if i.dims else i.array
+            values[i] = make(i.opcode, *(values[o] for o in i.operands), shape=shape, name=i.name, metadata=i.metadata,
+                             **i.attrs) if i in self.after else _slice(i, shape, elements, fresh, place)
+        return values[value]
+
+
+def _slice(array: Instruction, shape: Shape, elements: Mapping[Instruction, int], fresh: Instruction,
+           place: Instruction) -> Instruction:
+    """Of an array that is there before the loop, what a step reads."""
+    literal = splat_literal(array)
+    if literal is not None:
+        return full(literal, shape)
+    if array.opcode == "iota":
+        return make("iota", shape=shape, **array.attrs)
+    source = element_of(fresh, elements[_source(array)])
+    if array.opcode != "broadcast":
+        return source if not array.dims else _at(source, 0, place)
+    dimensions = array.attrs["dimensions"]
+    if 0 in dimensions:
+        source = _at(source, dimensions.index(0), place)
+    return make("broadcast", source, shape=shape, dimensions=dimensions)
+
+
+def _source(array: Instruction) -> Instruction:
+    return array.operands[0] if array.opcode == "broadcast" else array
+
+
+def _at(array: Instruction, dim: int, place: Instruction) -> Instruction:
+    sizes = [1 if d == dim else n for d, n in enumerate(array.dims)]
+    starts = [place if d == dim else constant(0, place.element_type) for d in range(len(sizes))]
+    return make("dynamic-slice", array, *starts, shape=array.array.with_dims(sizes), dynamic_slice_sizes=tuple(sizes))
+
+
+def _is_elementwise(i: Instruction) -> bool:
+    return OPCODES[i.opcode].kind is Kind.ELEMENTWISE and isinstance(i.shape, Shape) and bool(i.dims) and \
+        i.element_type in FUSIBLE and has_scalar_expr(i)
