@@ -119,11 +119,14 @@ def random_gradient(r: np.random.Generator) -> tuple[Callable, tuple]:
     weights = r.standard_normal((length, *shape)).astype(np.float32)
     shared = r.standard_normal(3).astype(np.float32)
     reverse, counted, checkpointed, keeps = (bool(b) for b in r.integers(0, 2, 4))
-    unroll = int(r.choice([1, 1, 2]))
+    unroll, inner = int(r.choice([1, 1, 2])), int(r.choice([0, 0, 1, 3]))
 
     def body(s: Any, x: Any, p: Any) -> Any:
         index, carries = s
         new, out = step(index if counted else jnp.int32(3), carries, x * p[0] + p[1])
+        if inner:     # a loop in each step
+            new, seen = lax.scan(lambda c, _: (step(index, c, x)[0], c[0]), new, None, length=inner)
+            out = out + seen.sum(0)
         new = tuple(jnp.tanh(c * p[2]) if kind == "f" else c for kind, c in zip(kinds, new, strict=True))
         return (index + 1, new), jnp.sin(out)
 

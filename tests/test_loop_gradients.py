@@ -171,6 +171,23 @@ def the_choice_of_a_select(x):
     return jax.grad(lambda x: steps_of(lambda s: jnp.where(s > 0.1, s * 0.9 - 0.3, s * s + 0.2), x).sum())(x)
 
 
+@case(X, XS)
+def through_loops_in_loops(x, xs):
+    def step(h, v):
+        return lax.fori_loop(0, 4, lambda _, y: y - (y**3 + y - v * h) / (3 * y * y + 1), h), None
+
+    return jax.grad(lambda x, xs: lax.scan(step, x, xs)[0].sum(), (0, 1))(x, xs)
+
+
+@case(X)
+def through_outputs_of_a_loop_in_a_loop(x):
+    def step(h, _):
+        h, ys = lax.scan(lambda y, _: (jnp.sin(y), y * y), h, None, length=3)
+        return h, (ys, ys.sum(0))
+
+    return jax.grad(lambda x: sum(y.sum() for y in jax.tree.leaves(lax.scan(step, x, None, length=7))))(x)
+
+
 @case(X, R.integers(-3, 4, N).astype(np.int32))
 def integers_in_the_state(x, n):
     def step(s):
@@ -376,6 +393,7 @@ def test_the_cuda_text_compiles_without_spills(arch):
 
 def test_the_cuda_text_runs_thread_by_thread():
     names = ("by_what_the_steps_read", "a_vector_of_state_in_each_lane", "a_hessian_vector_product",
-             "an_output_that_is_read_by_the_transposed_loop", "a_loop_whose_steps_are_counted")  # fmt: skip
+             "an_output_that_is_read_by_the_transposed_loop", "a_loop_whose_steps_are_counted",
+             "through_outputs_of_a_loop_in_a_loop")  # fmt: skip
     tally = check_cases([compile_case(n, CASES[n].fn, jax.device_put(CASES[n].args)) for n in names], range(5))
     assert not tally.faults, "\n".join(tally.faults)

@@ -57,10 +57,24 @@ class StackedWriter(LaneWriter):
             raise EmitError(f"what loops leave to later ones is {self.tile_bytes} bytes, the limit is "
                             f"{nest.dialect.tile_bytes}")
 
+    def place_nested(self, s: LoopStructure, readers: Sequence[Instruction]) -> None:
+        """Declares what a loop leaves to the rest of a step around it: few places of each lane."""
+        for t in s.stacked:
+            read = [r for r in readers if r.attrs["index"] == t.index]
+            self.homes[s.loop, t.index] = [self._local_home(read[0])] if read else []
+
+    def _local_home(self, result: Instruction) -> Home:
+        name, kind = self.values.name("steps_of_lane"), storage_type(result.element_type)
+        has_lanes = self.has_lanes and self.is_of_lanes(result)
+        self.nest.emit(f"{kind} {name}[{self._tile_size(result, has_lanes)}];")
+        return Home(result, name, True, has_lanes)
+
+    def _tile_size(self, result: Instruction, has_lanes: bool) -> int:
+        places = span(self.axes.mask(result) & ~self.plan.domain_mask, self.axes)
+        return places * (self.nest.sizing.lanes if has_lanes else 1)
+
     def homes_of(self, s: LoopStructure, t: Stacked) -> list[Home]:
         """The arrays that a stacked element is written to: none where nothing reads it."""
-        if s.loop not in self.plan.loops:
-            raise EmitError(f"{s.loop!r} writes an array inside another loop")
         return self.homes.get((s.loop, t.index), [])
 
     def new_home(self, result: Instruction, is_shared: bool) -> Home:
@@ -71,8 +85,7 @@ class StackedWriter(LaneWriter):
             nest.scratch.append((name, kind, Shape(result.element_type, (shape.size,))))
             return Home(result, name)
         has_lanes = self.has_lanes and not is_shared
-        size = span(self.axes.mask(result) & ~self.plan.domain_mask, self.axes)
-        size *= nest.sizing.lanes if has_lanes else 1
+        size = self._tile_size(result, has_lanes)
         self.tile_bytes += size * shape.dtype.itemsize
         nest.emit(f"SHARED({kind}, {name}, {size});")
         return Home(result, name, True, has_lanes)

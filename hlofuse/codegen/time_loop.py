@@ -82,6 +82,8 @@ class _Writer(StackedWriter):
         for reader, k in s.elements.items():
             if k in s.invariants:
                 v.aliases[reader] = s.initial(k)
+        if s.loop not in self.plan.loops:
+            self.place_nested(s, list(self._bodies_readers(s.loop)))
         self._begin(s, carries)
         step = v.name("t")
         kept = self._kept(s, carries, step)
