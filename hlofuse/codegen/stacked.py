@@ -16,7 +16,7 @@ from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.loop_space import span
 from hlofuse.fusion.loop_structure import LoopStructure, Stacked
 from hlofuse.fusion.plan import left_to_loops, stacked_results
-from hlofuse.hlo.index_map import ZERO, Indices, linearize, to_c, variable
+from hlofuse.hlo.index_map import ZERO, Index, Indices, linearize, to_c, variable
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.shape import COMPLEX, Shape
 
@@ -31,12 +31,23 @@ class Home:
     has_lanes: bool = False     # of a tile: whether each lane has its own
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """Elements of one place of each lane, of the last steps, in the array `name`: the present step's in `slot`, which
+    goes to `place` of its home."""
+
+    name: str
+    slot: str
+    place: Index
+
+
 class StackedWriter(LaneWriter):
     """Writes and reads the stacked results of a plan's loops."""
 
     def __init__(self, nest: Nest) -> None:
         super().__init__(nest)
         self.homes: dict[tuple[Instruction, int], list[Home]] = {}     # of element k of a loop's state
+        self.waiting: dict[tuple[Instruction, int, int, str], Waiting] = {}    # by loop, element, place and home
         self.tile_bytes = 0
 
     def place_results(self) -> None:
@@ -147,7 +158,7 @@ class StackedWriter(LaneWriter):
             return late
         dims = s.update(t.index).dims
         position = self.values.clamped(t.position, (), dims[t.dim] - 1, "position")
-        for place in self.places_of(t.update):
+        for n, place in enumerate(self.places_of(t.update)):
             source = list(self.index_of(t.update, place))
             source[t.dim] = ZERO
             value = store_expr(self.values.at(t.update, tuple(source)), t.update.element_type)
@@ -155,10 +166,11 @@ class StackedWriter(LaneWriter):
             strided = self.has_stride(linearize(tuple(source), dims)) and t.update.element_type not in COMPLEX
             for home in homes:
                 element = self.element_of_home(home, tuple(source))
-                if self.has_lanes and strided and not home.tile:
+                waiting = self.waiting.get((s.loop, t.index, n, home.name))
+                if self.has_lanes and strided and not home.tile and waiting is None:
                     late.append((element, value))
                 else:
-                    self.nest.emit(f"{element} = {value};")
+                    self.nest.emit(f"{element if waiting is None else waiting.slot} = {value};")
         return late
 
     def wait(self, late: Sequence[tuple[str, str, str]]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.lanes import Carry, part_type
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type
-from hlofuse.codegen.stacked import StackedWriter
+from hlofuse.codegen.step_runs import StepRunWriter
 from hlofuse.codegen.values import EmitError, Key
 from hlofuse.fusion.loop_space import MAX_PLACES, loops_of, span
 from hlofuse.fusion.loop_structure import LoopStructure, loop_structure
@@ -71,7 +71,7 @@ class _Kept:
         return {**self.before, **self.each}
 
 
-class _Writer(StackedWriter):
+class _Writer(StepRunWriter):
     """Writes the loops of one plan, outermost first."""
 
     # --- a loop -----------------------------------------------------------------------------------------------------
@@ -86,6 +86,7 @@ class _Writer(StackedWriter):
             self.place_nested(s, list(self._bodies_readers(s.loop)))
         self._begin(s, carries)
         step = v.name("t")
+        self.place_runs(s, step)
         kept = self._kept(s, carries, step)
         with self.lanes():
             self.assign([(kept.before[key], v.at(*key)) for key in kept.before])
@@ -188,6 +189,7 @@ class _Writer(StackedWriter):
             self.assign(arrays)
         with self.lanes():
             self.assign(waiting)
+        self.write_behind(s, step)
         numbers = self._moves(s, [c for c in carries if not c.has_lanes])
         self.write_numbers(s)
         self.assign(numbers)
