@@ -111,6 +111,48 @@ def test_fewer_bytes_are_kept():
     assert compilation.launches().bytes == XS.nbytes * 3 // 2 + X.nbytes
 
 
+# --- a vmapped scan's outputs lie step by step ------------------------------------------------------------------------
+
+
+def vmapped(x, xs):
+    return jax.vmap(lambda h, v: lax.scan(lambda h, v: (h * 0.9 + v, h * v), h, v))(x, xs)
+
+
+def vmapped_vectors(x, xs):
+    def one(h, v):
+        return lax.scan(lambda h, v: (h * 0.9 + v, jnp.stack([h, jnp.sin(h), v])), h, v, reverse=True)[1]
+
+    return jnp.tanh(jax.vmap(one)(x, xs)) * 2
+
+
+def vmapped_gradient(x, xs):
+    def loss(h, v):
+        h, ys = lax.scan(lambda h, v: (jnp.sin(h) + v, h * v), h, v)
+        return h + (ys * ys).sum()
+
+    return jax.vmap(jax.value_and_grad(loss, (0, 1)))(x, xs)
+
+
+def test_on_a_cpu_they_are_written_so():
+    for fn in (vmapped, vmapped_vectors):
+        assert compile_function(fn, X, XS.T, device="host").launches().total == 1
+    count = compile_function(vmapped, X, XS.T, device="host").launches()
+    assert count.bytes == 2 * XS.nbytes + 2 * X.nbytes
+    few = compile_function(vmapped, X, XS.T[:, :5], device="host")
+    assert few.launches().total == 2, "a run of neighbors is worth it from 8 steps on"
+
+
+def test_their_values_are_those_of_jax_for_any_number_of_steps_and_lanes():
+    programs = {}
+    for lanes, steps in ((1, 16), (5, 8), (16, 17), (70, 31), (137, 32), (300, 5)):
+        args = R.standard_normal(lanes).astype(np.float32), R.standard_normal((lanes, steps)).astype(np.float32)
+        for fn in (vmapped, vmapped_vectors, vmapped_gradient):
+            programs[f"{fn.__name__} {lanes} {steps}"] = fn, args, 2e-5
+    half = X.astype(jnp.bfloat16), XS.T.astype(jnp.bfloat16)
+    programs["bfloat16"] = vmapped, half, 2e-2
+    assert_all_same(programs)
+
+
 def test_the_cuda_text_runs_thread_by_thread():
     names = ("with_another_array", "of_two_outputs_one_array", "with_a_number_for_each_step")
     tally = check_cases([compile_case(n, CASES[n][0], jax.device_put(CASES[n][1])) for n in names], range(5))

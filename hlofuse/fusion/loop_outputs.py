@@ -1,17 +1,20 @@
 """Work on what a loop stacked, done in the step that writes it.
 
     ys = scan(…); relu(ys * a + b)  =>  a scan whose ys are relu(y * a + b)
+    ys = vmap(scan)(…)              =>  a scan that writes [lanes, steps], not a transpose behind it (on the CPU)
 
 A value that exists in memory anyway is written by the loop itself; one that only replaces the arrays that it is made of
 is too, if it is no larger. What it needs besides is read in the step, at its place: nothing is read or written twice.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.scalar_expr import has_scalar_expr
+from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.graph import VIEWS, is_fusible
 from hlofuse.fusion.loop_state import New, renewed, with_body
 from hlofuse.fusion.loop_structure import LoopStructure, Stacked, loop_structure
@@ -23,10 +26,13 @@ from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
 from hlofuse.hlo.traverse import rebuild
 
 MAX_WORK = 64    # instructions of one value
+MIN_RUN = 8      # steps that are worth a run of neighbors in memory
+MAX_PLACES_BEHIND = 4    # elements between neighbor steps in memory
+Work = dict[Instruction, int]
 
 
-def write_from_loops(computation: Computation, loops: frozenset[Instruction], check: Callable[[Instruction], None],
-                     refusals: tuple[type[Exception], ...]) -> Rewritten:
+def write_from_loops(computation: Computation, loops: frozenset[Instruction], device: DeviceSpec,
+                     check: Callable[[Instruction], None], refusals: tuple[type[Exception], ...]) -> Rewritten:
     """Looks at each loop once; `check` raises one of `refusals` where a new loop is no kernel, and then it stays."""
     bodies = frozenset(loop.attrs["body"] for loop in loops)
     done: set[Computation] = set()
@@ -36,7 +42,7 @@ def write_from_loops(computation: Computation, loops: frozenset[Instruction], ch
         if first is None:
             return Rewritten(computation, bodies)
         done.add(first.attrs["body"])
-        sinking = _Sinking(computation, loop_structure(first))
+        sinking = _Sinking(computation, loop_structure(first), bool(device.tile_bytes))
         targets = sinking.targets()
         if not targets:
             continue
@@ -59,6 +65,7 @@ class _Sinking:
 
     computation: Computation
     structure: LoopStructure
+    transposes: bool     # whether slices that lie step by step are written as well as others
     stacked: dict[Instruction, Stacked] = field(default_factory=dict)     # results that share a place
     after: set[Instruction] = field(default_factory=set)                  # what needs the loop
 
@@ -78,33 +85,51 @@ class _Sinking:
         """The values that the loop shall write, in post-order, none of them needed by another alone."""
         if not self.stacked:
             return []
-        found: dict[Instruction, set[Instruction]] = {}
+        found: dict[Instruction, Work] = {}
         for i in self.computation.instructions:
-            if i in self.after and _is_elementwise(i) and (work := self._work(i)) is not None and (
+            if i in self.after and (_is_elementwise(i) or i.opcode == "transpose") and (work := self._work(i)) and (
                     self._is_written(i) or self._replaces(i, work)):
                 found[i] = work
         inner = {v for v in found if not self._is_written(v) and any(v in work and w is not v and self._is_private(
             v, work) for w, work in found.items())}
         return [v for v in found if v not in inner]
 
-    def _work(self, value: Instruction) -> set[Instruction] | None:
-        """The value and everything between it and what the loop stacked; None where a step cannot compute it."""
-        work: set[Instruction] = set()
-        stack, arrays = [value], 0
+    def _work(self, value: Instruction) -> Work:
+        """The value and everything between it and what the loop stacked, and which dimension of each is the steps';
+        nothing where a step cannot compute it."""
+        whole = self.structure.counter is not None and self.structure.counter.trips >= MIN_RUN
+        for dim in range(len(value.dims) if self.transposes and whole else 1):
+            if dim == 0 or math.prod(value.dims[dim + 1:]) <= MAX_PLACES_BEHIND:
+                work = self._work_along(value, dim)
+                if work:
+                    return work
+        return {}
+
+    def _work_along(self, value: Instruction, dim: int) -> Work:
+        work: Work = {}
+        stack, arrays = [(value, dim)], 0
         while stack:
-            i = stack.pop()
-            if i in work:
-                continue
+            i, dim = stack.pop()
             if i in self.stacked:
-                arrays += i.dims == value.dims
+                if dim:
+                    return {}
+                arrays += 1
+            elif i in work:
+                if work[i] != dim:
+                    return {}
             elif i in self.after:
-                if not _is_elementwise(i) or i.dims != value.dims or len(work) > MAX_WORK:
-                    return None
-                work.add(i)
-                stack.extend(i.operands)
-            elif i.dims and (i.dims != value.dims or (i.opcode == "iota" and i.attrs["iota_dimension"] == 0)):
-                return None
-        return work if arrays else None
+                moves = i.opcode == "transpose"
+                if not (moves or _is_elementwise(i)) or len(work) > MAX_WORK:
+                    return {}
+                work[i] = dim
+                for o in i.operands:
+                    if o.dims != i.dims and not moves and (o.dims or o in self.after):
+                        return {}
+                    if o.opcode == "iota" and o not in self.after and o.attrs["iota_dimension"] == dim:
+                        return {}
+                    if o.dims:
+                        stack.append((o, i.attrs["dimensions"][dim] if moves else dim))
+        return work if arrays else {}
 
     def _is_written(self, v: Instruction) -> bool:
         """Whether a value must exist in memory."""
@@ -113,13 +138,13 @@ class _Sinking:
         return any(self._is_written(u) if u.opcode in VIEWS else not is_fusible(u) and u.opcode != "tuple"
                    for u in self.computation.users[v])
 
-    def _is_private(self, v: Instruction, work: set[Instruction]) -> bool:
+    def _is_private(self, v: Instruction, work: Work) -> bool:
         return v not in self.computation.outputs and all(u in work for u in self.computation.users[v])
 
-    def _replaces(self, value: Instruction, work: set[Instruction]) -> bool:
+    def _replaces(self, value: Instruction, work: Work) -> bool:
         """Whether nothing else needs what the value is made of, and it is no larger."""
         arrays = {o for i in work for o in i.operands if o in self.stacked}
-        inner = (work | arrays) - {value}
+        inner = (work.keys() | arrays) - {value}
         return all(self._is_private(i, work) for i in inner) and value.array.byte_size <= sum(
             a.array.byte_size for a in arrays)
 
@@ -137,53 +162,53 @@ class _Sinking:
             if i not in new and i is not s.body.root:
                 new[i] = renewed(i, new)
         place = new[next(iter(self.stacked.values())).position]
-        values: New = {r: new[t.update] for r, t in self.stacked.items()}
+        values: dict[tuple[Instruction, int], Instruction] = {(r, 0): new[t.update] for r, t in self.stacked.items()}
         roots = [new[o] for o in s.body.root.operands]
         for n, v in enumerate(targets):
-            value = self._value(v, values, elements, fresh, place)
-            starts = [place, *(constant(0, place.element_type) for _ in v.dims[1:])]
-            roots.append(make("dynamic-update-slice", element_of(fresh, begin + n), value, *starts, shape=v.shape))
+            work = self._work(v)
+            for i in self.computation.instructions:
+                if i in work:
+                    values[i, work[i]] = self._value(i, work[i], values, elements, fresh, place)
+            starts = [place if d == work[v] else constant(0, place.element_type) for d in range(len(v.dims))]
+            roots.append(make("dynamic-update-slice", element_of(fresh, begin + n), values[v, work[v]], *starts,
+                              shape=v.shape))
         roots += [element_of(fresh, k) for k in elements.values()]
         return with_body(s.loop, Computation(s.body.name, (fresh,), tuple_of(roots)), state)
 
     def _arrays(self, targets: Sequence[Instruction]) -> list[Instruction]:
         """What the values need of the program besides."""
-        work = set().union(*(self._work(v) or () for v in targets))
+        work = {i for v in targets for i in self._work(v)}
         found = {_source(o): None for i in self.computation.instructions if i in work for o in i.operands
                  if o not in self.after and splat_literal(o) is None and o.opcode != "iota"}
         return list(found)
 
-    def _value(self, value: Instruction, values: New, elements: Mapping[Instruction, int], fresh: Instruction,
-               place: Instruction) -> Instruction:
-        """A value's slice of one step."""
-        stack = [value]
-        while stack:
-            i = stack[-1]
-            pending = [o for o in i.operands if o not in values] if i in self.after else []
-            if i in values or pending:
-                stack.pop() if i in values else stack.extend(pending)
-                continue
-            stack.pop()
-            shape = i.array.with_dims((1, *i.dims[1:])) if i.dims else i.array
-            values[i] = make(i.opcode, *(values[o] for o in i.operands), shape=shape, name=i.name, metadata=i.metadata,
-                             **i.attrs) if i in self.after else _slice(i, shape, elements, fresh, place)
-        return values[value]
+    def _value(self, i: Instruction, dim: int, values: Mapping[tuple[Instruction, int], Instruction],
+               elements: Mapping[Instruction, int], fresh: Instruction, place: Instruction) -> Instruction:
+        """A value's slice of one step, from its operands'."""
+        inner = i.attrs["dimensions"][dim] if i.opcode == "transpose" else dim
+        operands = [values[o, inner] if o in self.after else _slice(o, inner, elements, fresh, place)
+                    for o in i.operands]
+        return make(i.opcode, *operands, shape=_of_step(i, dim), name=i.name, metadata=i.metadata, **i.attrs)
 
 
-def _slice(array: Instruction, shape: Shape, elements: Mapping[Instruction, int], fresh: Instruction,
+def _of_step(i: Instruction, dim: int) -> Shape:
+    return i.array.with_dims([1 if d == dim else n for d, n in enumerate(i.dims)])
+
+
+def _slice(array: Instruction, dim: int, elements: Mapping[Instruction, int], fresh: Instruction,
            place: Instruction) -> Instruction:
-    """Of an array that is there before the loop, what a step reads."""
-    literal = splat_literal(array)
+    """Of an array that is there before the loop, what a step reads; the steps are its dimension `dim`."""
+    literal, shape = splat_literal(array), _of_step(array, dim)
     if literal is not None:
         return full(literal, shape)
     if array.opcode == "iota":
         return make("iota", shape=shape, **array.attrs)
     source = element_of(fresh, elements[_source(array)])
     if array.opcode != "broadcast":
-        return source if not array.dims else _at(source, 0, place)
+        return source if not array.dims else _at(source, dim, place)
     dimensions = array.attrs["dimensions"]
-    if 0 in dimensions:
-        source = _at(source, dimensions.index(0), place)
+    if dim in dimensions:
+        source = _at(source, dimensions.index(dim), place)
     return make("broadcast", source, shape=shape, dimensions=dimensions)
 
 

@@ -80,7 +80,8 @@ def _with_less_written(found: FoundLoops, is_fusible: Callable[[Instruction], bo
     def check(loop: Instruction) -> None:
         _check(loop, is_fusible, accept, device)
 
-    found = _known_again(found, write_from_loops(found.computation, found.loops, check, (LoopRefusal, Refusal)))
+    found = _known_again(found, write_from_loops(found.computation, found.loops, device, check,
+                                                  (LoopRefusal, Refusal)))
     if len(found.loops) < 2:
         return found
     return _known_again(found, recompute_residuals(found.computation, found.loops, device, check,
