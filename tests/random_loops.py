@@ -11,15 +11,19 @@ import numpy as np
 from jax import lax
 
 LANES = 70
+TABLE = np.linspace(-1, 1, 7, dtype=np.float32)
+OPERATIONS = 19
+DIFFERENTIABLE = 17    # in reverse: the last are loops of unknown length
 
 
 def _value(r: np.random.Generator, values: list[Any]) -> Any:
     return values[r.integers(len(values))]
 
 
-def _step_program(r: np.random.Generator, kinds: list[str], width: int) -> Callable:
+def _step_program(r: np.random.Generator, kinds: list[str], width: int, operations: int = OPERATIONS) -> Callable:
     """A function of (index, carries, slice) that makes new carries and an output; the same for every call."""
-    plan = [(int(r.integers(9)), int(r.integers(1 << 30)), int(r.integers(1 << 30))) for _ in range(r.integers(3, 9))]
+    draw = lambda: (int(r.integers(operations)), int(r.integers(1 << 30)), int(r.integers(1 << 30)))  # noqa: E731
+    plan = [draw() for _ in range(r.integers(3, 9))]
     order = r.permutation(len(kinds))
     keep = r.random(len(kinds)) < 0.2
 
@@ -46,6 +50,27 @@ def _step_program(r: np.random.Generator, kinds: list[str], width: int) -> Calla
                 p.append(jnp.clip(x, -1e3, 1e3) < jnp.clip(y, -1e3, 1e3))
             elif op == 7 and width > 1:
                 f.append(jnp.roll(jnp.tanh(x), 1 + a % (width - 1), axis=-1))
+            elif op == 8:
+                f.append(x + jnp.asarray(TABLE)[m % 7])
+            elif op == 9:
+                f.append(lax.fori_loop(0, 3, lambda j, z: z * 0.5 + jnp.sin(x) * j, y))    # noqa: B023
+            elif op == 17:
+                f.append(lax.fori_loop(index % 2, index % 4, lambda j, z: jnp.tanh(z) + x, y))    # noqa: B023
+            elif op == 18:
+                f.append(_halved(x))
+            elif op == 12:
+                f.append(lax.switch(index % 3, [jnp.sin, lambda z: z * 0.5, lambda z: jnp.cos(z) - 1], x))
+            elif op == 13 and width > 1:
+                f.append(x - y.mean(-1, keepdims=True))
+            elif op == 14 and width > 1:
+                i.append(m + jnp.argmax(x, -1, keepdims=True))
+            elif op == 15:
+                i.append((m.astype(jnp.int8) * 3 - n.astype(jnp.uint8).astype(jnp.int8)).astype(jnp.int32))
+            elif op == 16:
+                u = m.astype(jnp.uint32) * np.uint32(2654435761)
+                i.append((u ^ (u >> (n % 31).astype(jnp.uint32))).astype(jnp.int32))
+            elif op == 10:
+                i.append(lax.population_count(m) + m // (1 + (n & 7)) + n % (1 + (m & 3)))
             else:
                 f.append(jnp.tanh(x) + (n % 5).astype(jnp.float32))
         new = [carries[k] if keep[k] else jnp.tanh(values[kind][-1]) if kind == "f" else values[kind][-1]
@@ -58,6 +83,12 @@ def _step_program(r: np.random.Generator, kinds: list[str], width: int) -> Calla
     return run
 
 
+@jnp.vectorize
+def _halved(x: Any) -> Any:
+    """A loop of its own for each lane."""
+    return lax.while_loop(lambda z: jnp.abs(z) > 0.7, lambda z: z * 0.5, jnp.clip(x, -9, 9))
+
+
 def random_loop(r: np.random.Generator) -> tuple[Callable, tuple]:
     """A function with one loop, and its arguments."""
     width = int(r.choice([1, 3]))
@@ -68,7 +99,7 @@ def random_loop(r: np.random.Generator) -> tuple[Callable, tuple]:
             "i": lambda: r.integers(-50, 50, shape).astype(np.int32), "p": lambda: r.random(shape) < 0.5}  # fmt: skip
     carries = tuple(draw[k]() for k in kinds)
     xs = r.standard_normal((5, *shape)).astype(np.float32)
-    form = r.integers(4)
+    form = r.integers(7)
     reverse = bool(r.integers(2))
     after = int(r.integers(4))
 
@@ -101,7 +132,31 @@ def random_loop(r: np.random.Generator) -> tuple[Callable, tuple]:
 
         return jax.vmap(one)(carries, jnp.abs(xs[0].reshape(LANES, -1)[:, 0]), xs[1])
 
-    return [scan, fori, dynamic, lanes][form], (carries, xs)
+    def buffer(carries: tuple, xs: Any) -> Any:
+        def body(i: Any, s: Any) -> Any:
+            new, out = step(i, s[1:], s[0][i + 1])
+            return (s[0].at[i + 1].set(out), *new)
+
+        return lax.fori_loop(0, 4, body, (xs, *carries))
+
+    def frozen(carries: tuple, xs: Any) -> Any:
+        def body(s: Any) -> Any:
+            new, out = step(s[0], s[2:], xs[1])
+            live = s[1] > 0
+            kept = [jnp.where(live, a, b) for a, b in zip(new, s[2:], strict=True)]
+            return (s[0] + 1, jnp.where(live, s[1] - 1 - (jnp.abs(out) > 1), s[1]), *kept)
+
+        trips = (jnp.abs(xs[0]) * 4).astype(jnp.int32)
+        return lax.while_loop(lambda s: (s[1] > 0).any(), body, (jnp.int32(0), trips, *carries))
+
+    def bounds(carries: tuple, xs: Any) -> Any:
+        def one(carries: tuple, limits: Any, extra: Any) -> Any:
+            return lax.fori_loop(limits[0], limits[1], lambda i, s: step(i, s, extra)[0], carries)
+
+        limits = (xs[:2].reshape(2, LANES, -1)[:, :, 0] * 4).astype(jnp.int32)
+        return jax.vmap(one, (0, 1, 0))(carries, limits, xs[1])
+
+    return [scan, fori, dynamic, lanes, buffer, frozen, bounds][form], (carries, xs)
 
 
 def random_gradient(r: np.random.Generator) -> tuple[Callable, tuple]:
@@ -110,7 +165,7 @@ def random_gradient(r: np.random.Generator) -> tuple[Callable, tuple]:
     width = int(r.choice([1, 3]))
     shape = (LANES, width) if width > 1 else (LANES,)
     kinds = ["f", *r.choice(["f", "i", "p"], r.integers(0, 3))]
-    step = _step_program(r, kinds, width)
+    step = _step_program(r, kinds, width, DIFFERENTIABLE)
     draw = {"f": lambda: r.standard_normal(shape).astype(np.float32),
             "i": lambda: r.integers(-50, 50, shape).astype(np.int32), "p": lambda: r.random(shape) < 0.5}  # fmt: skip
     carries = tuple(draw[k]() for k in kinds)

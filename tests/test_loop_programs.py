@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from test_loops import assert_same
+from test_loops import assert_all_same, assert_same
 
 from hlofuse.compiler import compile_function
 
@@ -27,6 +27,21 @@ def test_of_a_switch_without_lanes_one_side_is_computed():
     sides = [line for line in text.splitlines() if "_of(" in line]
     assert len(sides) == 3 and all(line.startswith(" " * 8) for line in sides), text
     assert "wrap_add" in text and text.count("if (") == 2, text   # i % 3 itself is no branch: it is needed for the test
+
+
+def test_a_carry_that_is_read_at_places_of_its_own_is_read_before_it_changes():
+    def jump(p):
+        return lax.fori_loop(0, 3, lambda _, p: p[p], p)
+
+    def both(p, x):
+        return lax.fori_loop(0, 3, lambda _, s: (s[0][s[0]], s[1][s[0]] + 1, s[2][s[0]]), (p, x, x * 1j))
+
+    orders = [np.array(p) for p in ([3, 4, 0, 1, 2], [1, 2, 3, 4, 0], [4, 4, 1, 0, 2])]
+    programs = {f"{n} {p}": (fn, (p, *more), 1e-6) for p in orders for n, fn, more in
+                (("jump", jump, ()), ("both", both, (normal(5),)))}    # fmt: skip
+    assert_all_same(programs)
+    for fn, args, _ in list(programs.values())[:2]:
+        assert not compile_function(fn, *args).fusion.loop_refusals
 
 
 def test_weights_that_a_lane_would_hold_are_counted():

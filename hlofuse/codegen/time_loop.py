@@ -7,6 +7,7 @@ computed before the loop and kept. A lane that leaves on its own stays as it is 
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -243,12 +244,12 @@ class _Writer(StepRunWriter):
                 index = self.index_of(c.value, place)
                 found.append((c_type(c.value.element_type), self.element_of_carry(c, index),
                               self.values.at(s.update(c.index), index)))
-        targets = {target for _, target, _ in found}
+        names = {f"{c.name}{part}" for c in carries for part in c.parts}
         moves = []
         for kind, target, text in found:
             if text == target:
                 continue
-            if text in targets:
+            if not names.isdisjoint(re.findall(r"\w+", text)):     # a carry's element, at a place known or not
                 name = self.values.name("moved")
                 self.nest.emit(f"const {kind} {name} = {text};")
                 text = name
