@@ -60,3 +60,21 @@ def test_weights_that_a_lane_would_hold_are_counted():
     [reason] = compile_function(lstm, *args, device="h200").fusion.loop_refusals.values()
     assert reason.startswith("memory: about")
     assert not compile_function(lstm, *args, device="host").fusion.loop_refusals
+
+
+def test_counters_over_the_whole_range_of_an_int():
+    def least(x):
+        return lax.fori_loop(np.int32(-2**31), np.int32(3 - 2**31), lambda i, x: x + i, x)
+
+    def greatest(x):
+        return lax.fori_loop(2**31 - 4, 2**31 - 1, lambda i, x: x ^ (i + 3), x)
+
+    def wide(x):
+        def step(s):
+            x, i = s
+            return x ^ i ^ (i - 5), i + 1_000_000_000
+
+        return lax.while_loop(lambda s: s[1] < 2_000_000_000, step, (x, -2_000_000_000))
+
+    x = np.arange(5, dtype=np.int32)
+    assert_all_same({f.__name__: (f, (x,), 0) for f in (least, greatest, wide)})

@@ -257,7 +257,7 @@ def _count(loop: Instruction, k: int, elements: Mapping[Instruction, int]) -> tu
 
 
 def _stays(start: int, step: int, trips: int) -> bool:
-    return abs(start + step * trips) <= MAX_COUNT
+    return max(abs(start), abs(step * trips), abs(start + step * trips)) <= MAX_COUNT
 
 
 def _varying(values: tuple[Instruction, ...], elements: Mapping[Instruction, int],
@@ -290,8 +290,8 @@ def _affine(value: Instruction, elements: Mapping[Instruction, int], counter: Co
         known = _known(test, elements, counter, step)
         if known is not None:
             found = _affine(yes if known else no, elements, counter, step)
-    if found is None or found.bounds[0] < -MAX_COUNT or found.bounds[1] > MAX_COUNT:
-        return None
+    if found is None or any(abs(n) > MAX_COUNT for n in (*found.bounds, *(found - found.constant).bounds)):
+        return None     # neither the number nor what is written for it may overflow
     return found
 
 
