@@ -78,3 +78,38 @@ def test_counters_over_the_whole_range_of_an_int():
 
     x = np.arange(5, dtype=np.int32)
     assert_all_same({f.__name__: (f, (x,), 0) for f in (least, greatest, wide)})
+
+
+def test_numbers_of_all_lanes_that_a_step_only_writes_are_made_behind_the_loop():
+    def every(x, xs):
+        def step(h, v):
+            h = jnp.tanh(h + v)
+            return h, (h.mean(), (h > 0).sum(), (h > 2).any(), jnp.sqrt((h * v).sum(keepdims=True) ** 2 + 1), h.max())
+
+        return lax.scan(step, x, xs)
+
+    def reverse(x, xs):
+        return lax.scan(lambda h, v: (h * 0.5 + v, (h.astype(jnp.float16).sum(), v.argmax())), x, xs, reverse=True)
+
+    def shapes(x, xs):
+        return lax.scan(lambda h, v: (h * 0.5 + v, (h.sum(), h.sum(0, keepdims=True), h)), x, xs)
+
+    def used(x, xs):
+        return lax.scan(lambda h, v: (h * 0.5 + v, (h.sum(), h.sum(0, keepdims=True), h)), x, xs)[1][0].min() * x
+
+    x, xs = normal(90), normal(7, 90)
+    assert_all_same({f.__name__: (f, (x, xs), 1e-5) for f in (every, reverse, shapes, used)})
+    assert_all_same({"axes": (shapes, (normal(9, 10), normal(7, 9, 10)), 1e-5)})
+    with jax.enable_x64(True):
+        assert_same(every, x.astype(np.float64), xs.astype(np.float64))
+    compilation = compile_function(lambda x, xs: lax.scan(lambda h, v: (h + v, (h * h).sum()), x, xs), x, xs)
+    assert [c.form for c in compilation.clusters].count("time loop") == 1 and not compilation.fusion.loop_refusals
+
+
+def test_what_lanes_would_write_for_such_numbers_stays_in_the_cache():
+    def energy(x):
+        return lax.scan(lambda h, _: (h * 0.9, (h * h).sum()), x, None, length=5000)
+
+    x = jax.ShapeDtypeStruct((1000,), np.float32)
+    for device in ("host", "h200"):
+        assert "places" in next(iter(compile_function(energy, x, device=device).fusion.loop_refusals.values()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.fusion.lane_sums import After, with_lane_sums
+from hlofuse.fusion.loop_metrics import with_lane_metrics
 from hlofuse.fusion.loop_state import New, renewed, with_body
 from hlofuse.fusion.loop_structure import LoopRefusal, loop_structure
 from hlofuse.hlo.builder import constant, element_of, full, make, parameter, tuple_of
@@ -34,12 +35,13 @@ class PreparedLoop:
         return self.after[index](element, self.loop) if index in self.after else element
 
 
-def prepare_loop(loop: Instruction) -> PreparedLoop:
-    """`LoopRefusal` where a loop is none that could be a kernel."""
+def prepare_loop(loop: Instruction, cache_bytes: int) -> PreparedLoop:
+    """`LoopRefusal` where a loop is none that could be a kernel. `cache_bytes` are the device's last cache."""
     loop = with_body(loop, _plain(loop.attrs["body"]))
     loop = _with_constants_as_state(loop)
     loop, after = with_lane_sums(loop)
-    return PreparedLoop(_without_overwritten(loop), after)
+    loop, metrics = with_lane_metrics(loop, cache_bytes // 8)
+    return PreparedLoop(_without_overwritten(loop), {**after, **metrics})
 
 
 # --- barriers, branches, loops in loops -------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def find_loops(computation: Computation, is_fusible: Callable[[Instruction], boo
         try:
             _check_use(i, computation, outputs)
             _check_opcodes(i)
-            prepared[i] = ready = prepare_loop(i)
+            prepared[i] = ready = prepare_loop(i, device.l2_bytes)
             _check(ready.loop, is_fusible, accept, device)
         except (LoopRefusal, Refusal) as refusal:
             prepared.pop(i, None)
