@@ -5,7 +5,6 @@ Every stage leaves a named snapshot, which is all that the command line, the not
 """
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from hlofuse.codegen.values import EmitError
 from hlofuse.config import Options, dump_directory
 from hlofuse.errors import HlofuseError
 from hlofuse.explore.difference import explain_difference, named_pairs, refused_text
-from hlofuse.explore.explanation import explain_fusion, explanation_data
+from hlofuse.explore.explanation import explain_parts, parts_data
 from hlofuse.explore.launch_count import LaunchCount, count_launches
 from hlofuse.frontend.import_jaxpr import import_jaxpr
 from hlofuse.frontend.trace import trace_function
@@ -101,26 +100,55 @@ class Cluster:
         return KernelCode({name: self.text_in(name) for name in DIALECTS}, registers)
 
 
+@dataclass(frozen=True, eq=False)
+class FusedComputation:
+    """What fusion made of the `source`: the entry, or something that is called and that no kernel computes."""
+
+    source: Computation
+    fusion: Fused
+    clusters: tuple[Cluster, ...]
+
+    @property
+    def computation(self) -> Computation:
+        return self.fusion.computation
+
+
 @dataclass(frozen=True)
 class Compilation:
-    """Everything that was found out about one program; `snapshots` are modules by stage, in order."""
+    """Everything that was found out about one program; `snapshots` are modules by stage, in order; `bodies` are those
+    of loops that stay loops, their conditions, branches, and calls, callees first."""
 
     name: str
     jaxpr: Any | None
     snapshots: dict[str, Module]
     fused: Module
-    clusters: tuple[Cluster, ...]
-    fusion: Fused
+    entry: FusedComputation
+    bodies: tuple[FusedComputation, ...]
     device: DeviceSpec
     consts: tuple[Any, ...] = ()      # values of the trailing parameters, which the program closed over
     operands: tuple[Any, ...] = ()    # what the function was traced on, in the order of the leading parameters
     timings: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def fusion(self) -> Fused:
+        """Of the entry."""
+        return self.entry.fusion
+
+    @property
+    def parts(self) -> tuple[FusedComputation, ...]:
+        """The entry and the bodies."""
+        return (self.entry, *self.bodies)
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """Those of the entry, then those of the bodies."""
+        return tuple(c for part in self.parts for c in part.clusters)
+
     def explain(self, force: Sequence[tuple[str, str]] = (), forbid: Sequence[tuple[str, str]] = ()) -> str:
         """Every cluster with its numbers, and every producer–consumer edge with what became of it. With `force` or
         `forbid`, pairs of names from that text: what putting them into one kernel, or keeping them apart, changes."""
         if not force and not forbid:
-            return explain_fusion(self.fusion, self.clusters, self.device)
+            return explain_parts(self.entry, self.bodies, self.device)
         return explain_difference(self, self.recolored(force, forbid), force, forbid)
 
     def recolored(self, force: Sequence[tuple[str, str]] = (),
@@ -130,21 +158,20 @@ class Compilation:
         wishes = Wishes(named_pairs(graph, force), named_pairs(graph, forbid))
         method = self.fusion.coloring.statistics.method
         try:
-            fusion, clusters = _fuse(self.snapshots["optimized"].entry, self.device, method, wishes=wishes)
+            entry = _Fuser(self.device, method, bodies=self.bodies).fuse(self.entry.source, wishes)
         except Refusal as refusal:
             raise HlofuseError(refused_text(graph, force, refusal)) from refusal
-        fused = Module(self.fused.name, fusion.computation)
+        fused = Module(self.fused.name, entry.computation)
         snapshots = {**self.snapshots, "fused": fused}
-        return replace(self, snapshots=snapshots, fused=fused, clusters=clusters, fusion=fusion)
+        return replace(self, snapshots=snapshots, fused=fused, entry=entry)
 
     def explanation(self) -> dict[str, Any]:
         """What `explain` says as numbers, strings, lists and dicts, for JSON."""
-        return explanation_data(self.fusion, self.clusters, self.device)
+        return parts_data(self.entry, self.bodies, self.device)
 
     def launches(self) -> LaunchCount:
         """What the device runs, and the bytes that it moves."""
-        return count_launches(self.fused, self.clusters, functools.partial(_count_body, self.device),
-                              self.device.library_epilogues)
+        return count_launches(self.fused, self.clusters, self.device.library_epilogues)
 
 
 class _Stages:
@@ -211,43 +238,55 @@ def _compile(closed: Any | None, module: Module | None, options: Options, spec: 
     stages.keep("optimized", optimized)
     with stages.timed("fusion"):
         measure = stages.feedback(spec) if options.feedback else None
-        fusion, clusters = _fuse(optimized.entry, spec, options.fusion, measure)
-        fused = Module(optimized.name, fusion.computation)
+        fuser = _Fuser(spec, options.fusion, measure)
+        entry = fuser.fuse(optimized.entry)
+        fused = Module(optimized.name, entry.computation)
     stages.keep("fused", fused)
-    return Compilation(name, closed, stages.snapshots, fused, clusters, fusion, spec, consts,
+    return Compilation(name, closed, stages.snapshots, fused, entry, fuser.bodies, spec, consts,
                        timings=stages.timings)
 
 
 Measurer = Callable[[Sequence[KernelText | None]], Sequence[Measured | None]]
 
 
-def _fuse(computation: Computation, device: DeviceSpec, method: str = "coloring", measurer: Measurer | None = None,
-          wishes: Wishes = Wishes()) -> tuple[Fused, tuple[Cluster, ...]]:  # noqa: B008 (frozen)
-    """Fuses a computation and writes its kernels, because only what can be written is accepted."""
-    texts: dict[Instruction, KernelText] = {}
+class _Fuser:
+    """Fuses computations and writes their kernels, because only what can be written is accepted; what they call once
+    each, `bodies` are known from before."""
 
-    def accept(fusion: Instruction, segments: Sequence[Segment]) -> str | None:
-        try:
-            texts[fusion] = write_kernel(segments, DIALECTS[device.dialect], fusion.name)
-        except EmitError as error:
-            return f"producer-consumer: {error}"
-        return None
+    def __init__(self, device: DeviceSpec, method: str, measurer: Measurer | None = None,
+                 bodies: Sequence[FusedComputation] = ()) -> None:
+        self.device, self.method, self.measurer = device, method, measurer
+        self._bodies = {body.source: body for body in bodies}
 
-    def measure(planned: Sequence[PlannedKernel]) -> Sequence[Measured | None]:
-        assert measurer is not None
-        return measurer([texts[k.instruction] if k.segments else None for k in planned])
+    @property
+    def bodies(self) -> tuple[FusedComputation, ...]:
+        return tuple(self._bodies.values())
 
-    fused = fuse_computation(computation, device, method, accept, measure if measurer else None, wishes)
-    clusters = tuple(Cluster(k.instruction, k.segments, k.cost, k.refusal, device,
-                             {device.dialect: texts[k.instruction]} if k.segments else {}) for k in fused.kernels)
-    return fused, clusters
+    def fuse(self, computation: Computation, wishes: Wishes = Wishes()) -> FusedComputation:  # noqa: B008 (frozen)
+        device = self.device
+        texts: dict[Instruction, KernelText] = {}
 
+        def accept(fusion: Instruction, segments: Sequence[Segment]) -> str | None:
+            try:
+                texts[fusion] = write_kernel(segments, DIALECTS[device.dialect], fusion.name)
+            except EmitError as error:
+                return f"producer-consumer: {error}"
+            return None
 
-def _count_body(device: DeviceSpec, body: Computation) -> LaunchCount:
-    """The launches of a loop's body or of a branch, fused as a program of its own."""
-    fused, clusters = _fuse(body, device)
-    return count_launches(Module("body", fused.computation), clusters, functools.partial(_count_body, device),
-                          device.library_epilogues)
+        def measure(planned: Sequence[PlannedKernel]) -> Sequence[Measured | None]:
+            assert self.measurer is not None
+            return self.measurer([texts[k.instruction] if k.segments else None for k in planned])
+
+        fused = fuse_computation(computation, device, self.method, accept, measure if self.measurer else None, wishes,
+                                 self._called)
+        clusters = tuple(Cluster(k.instruction, k.segments, k.cost, k.refusal, device,
+                                 {device.dialect: texts[k.instruction]} if k.segments else {}) for k in fused.kernels)
+        return FusedComputation(computation, fused, clusters)
+
+    def _called(self, computation: Computation) -> Computation:
+        if computation not in self._bodies:
+            self._bodies[computation] = self.fuse(computation)
+        return self._bodies[computation].computation
 
 
 # --- what the runtime asks for ----------------------------------------------------------------------------------------

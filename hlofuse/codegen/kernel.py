@@ -171,9 +171,8 @@ def _aliases(w: _Written) -> dict[int, int]:
         for n, p in enumerate(computation.parameters):
             places = {linearize(r, p.dims) for r in nest.values.reads.get(p, ())}
             last = max((j for j, needed in enumerate(needs) if p in needed), default=-1)
-            if n not in found and p.shape == output.shape and places == {address} and last == k:
+            if p.shape == output.shape and places == {address} and last == k:
                 found[n] = k
-                break
     return found
 
 

@@ -9,18 +9,62 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlofuse.explore.edge_report import edge_lines, free_instructions, report_edges, size_text
+from hlofuse.explore.launch_count import trip_count
+from hlofuse.fusion.called import CALLERS
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.epilogues import find_epilogues
 from hlofuse.fusion.feedback import Finding
 from hlofuse.fusion.fuse import Fused, PlannedKernel
 from hlofuse.fusion.library_costs import Merging, library_calls, mergings
 from hlofuse.fusion.peak_memory import Peak
-from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.printer import instruction_names
 
 
+def explain_parts(entry: Any, bodies: Sequence[Any], device: DeviceSpec) -> str:
+    """Text for people: the entry's, then a section for each body that has kernels. A part has `.fusion`, `.clusters`
+    and `.computation`, what others call it by."""
+    sections = [explain_fusion(entry.fusion, entry.clusters, device)]
+    for part, title in _called_parts(entry, bodies):
+        if part.clusters:
+            sections.append(f"{title}\n{explain_fusion(part.fusion, part.clusters, device)}")
+    return "\n\n".join(sections)
+
+
+def parts_data(entry: Any, bodies: Sequence[Any], device: DeviceSpec) -> dict[str, Any]:
+    """The same as numbers, strings, lists and dicts."""
+    return {**explanation_data(entry.fusion, entry.clusters, device),
+            "bodies": [{"title": title, **explanation_data(part.fusion, part.clusters, device)}
+                       for part, title in _called_parts(entry, bodies)]}
+
+
+_ROLES = {"body": "body", "condition": "condition", "branch_computations": "branch", "to_apply": "computation"}
+
+
+def _called_parts(entry: Any, bodies: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Every body once, callers first, and a title that says whose it is."""
+    by_computation = {body.computation: body for body in bodies}
+    waiting: list[tuple[Any, str]] = [(entry, "")]
+    while waiting:
+        part, title = waiting.pop(0)
+        if title:
+            yield part, title
+        graph = part.fusion.graph
+        names = instruction_names(graph.computation)
+        for i in graph.computation.instructions:
+            for key, value in i.attrs.items() if i.opcode in CALLERS and i not in graph.loops else ():
+                for number, called in enumerate(value if isinstance(value, tuple) else (value,)):
+                    found = by_computation.pop(called, None) if isinstance(called, Computation) else None
+                    if found is None:
+                        continue
+                    role = f"{_ROLES[key]} {number}" if isinstance(value, tuple) else _ROLES[key]
+                    trips = trip_count(i) if key == "body" else None
+                    times = f", {trips} trips" if trips is not None else ""
+                    waiting.append((found, f"{role} of {names[i]}{times}{' in ' if title else ''}{title}"))
+
+
 def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) -> str:
-    """Text for people: one paragraph per cluster, one line per edge."""
+    """Of one computation: one paragraph per cluster, one line per edge."""
     lines = [f"{_count(len(clusters), 'kernel')} on {device.name}; {_search(fused)}", ""]
     kernel_names = instruction_names(fused.computation)
     for cluster, planned in zip(clusters, fused.kernels, strict=True):
@@ -53,7 +97,7 @@ def explain_fusion(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) ->
 
 
 def explanation_data(fused: Fused, clusters: Sequence[Any], device: DeviceSpec) -> dict[str, Any]:
-    """The same as numbers, strings, lists and dicts."""
+    """Of one computation."""
     kernel_names = instruction_names(fused.computation)
     kernels = []
     for c, planned in zip(clusters, fused.kernels, strict=True):

@@ -5,10 +5,11 @@ result are plain strided-batched layouts, otherwise its copies count too; its ep
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hlofuse.fusion.cost_estimate import CostEstimate
 from hlofuse.fusion.epilogues import Epilogue, find_epilogues
 from hlofuse.fusion.library_costs import is_plain_operand
 from hlofuse.hlo.module import Computation, Instruction, Module
@@ -40,23 +41,67 @@ class LaunchCount:
         return LaunchCount(self.kernels * times, self.library_calls * times, self.opaque * times, self.bytes * times)
 
 
-def count_launches(module: Module, clusters: Sequence[Any], count_body: Callable[[Computation], LaunchCount],
-                   has_library_epilogues: bool) -> LaunchCount:
-    """`clusters` have `.instruction` and `.cost`; `count_body` counts a computation that is not fused yet."""
-    costs = {c.instruction: c.cost for c in clusters}
-    total = LaunchCount()
-    epilogues = find_epilogues(module.entry) if has_library_epilogues else {}
-    absorbed = {m for e in epilogues.values() for m in e.members}
-    for i in module.entry.instructions:
-        if i in absorbed or _is_read_only_by(i, absorbed, module.entry):
-            continue
-        if i in epilogues:
-            total += _with_epilogue(epilogues[i], _standing(i, count_body))
-        elif i in costs:
-            total += LaunchCount(kernels=1, bytes=costs[i].bytes)
-        elif i.opcode not in _FREE and not _is_empty(i) and not is_number(i):
-            total += _standing(i, count_body)
-    return total
+def count_launches(module: Module, clusters: Sequence[Any], has_library_epilogues: bool) -> LaunchCount:
+    """Of a fused module; `clusters`, those of all its computations, have `.instruction` and `.cost`."""
+    return _Counter({c.instruction: c.cost for c in clusters}, has_library_epilogues).count(module.entry)
+
+
+class _Counter:
+    """Counts every computation once, however often it is called."""
+
+    def __init__(self, costs: Mapping[Instruction, CostEstimate], has_library_epilogues: bool) -> None:
+        self.costs = costs
+        self.has_library_epilogues = has_library_epilogues
+        self.counted: dict[Computation, LaunchCount] = {}
+
+    def count(self, computation: Computation) -> LaunchCount:
+        if computation not in self.counted:
+            self.counted[computation] = self._count(computation)
+        return self.counted[computation]
+
+    def _count(self, computation: Computation) -> LaunchCount:
+        total = LaunchCount()
+        epilogues = find_epilogues(computation) if self.has_library_epilogues else {}
+        absorbed = {m for e in epilogues.values() for m in e.members}
+        positions = _positions(computation)
+        for i in computation.instructions:
+            if i in absorbed or i in positions or _is_read_only_by(i, absorbed, computation):
+                continue
+            if i in epilogues:
+                total += _with_epilogue(epilogues[i], self._standing(i))
+            elif i in self.costs:
+                total += LaunchCount(kernels=1, bytes=self.costs[i].bytes)
+            elif i.opcode not in _FREE and not _is_empty(i) and not is_number(i):
+                total += self._standing(i)
+        return total
+
+    def _standing(self, i: Instruction) -> LaunchCount:
+        if i.opcode == "while":
+            trips = trip_count(i)
+            return (self.count(i.attrs["body"]) + self.count(i.attrs["condition"])) * (1 if trips is None else trips)
+        if i.opcode == "conditional":
+            return max((self.count(b) for b in i.attrs["branch_computations"]), key=lambda c: c.total)
+        if i.opcode == "call":
+            return self.count(i.attrs["to_apply"])
+        moved = float(_bytes_read(i) + i.shape.byte_size)
+        if i.opcode == "dynamic-update-slice":    # in place
+            moved = 2.0 * i.operands[1].shape.byte_size
+        if OPCODES[i.opcode].kind is Kind.CONTRACTION:
+            copies = [o for n, o in enumerate(i.operands) if i.opcode == "dot" and not is_plain_operand(i, n)]
+            extra = sum(2 * o.shape.byte_size for o in copies)
+            return LaunchCount(kernels=len(copies), library_calls=1, bytes=moved + extra)
+        return LaunchCount(opaque=1, bytes=moved)
+
+
+def _positions(computation: Computation) -> set[Instruction]:
+    """Numbers that only say where slices are written: they are computed there."""
+    found: set[Instruction] = set()
+    for i in reversed(computation.instructions):
+        users = computation.users[i]
+        if not any(s.dims for s in i.result_shapes) and users and all(
+                u in found or u.opcode == "dynamic-update-slice" and i not in u.operands[:2] for u in users):
+            found.add(i)
+    return found
 
 
 def _is_read_only_by(i: Instruction, readers: set[Instruction], entry: Computation) -> bool:
@@ -73,22 +118,6 @@ def _with_epilogue(epilogue: Epilogue, dot: LaunchCount) -> LaunchCount:
 
 def _is_empty(i: Instruction) -> bool:
     return all(s.size == 0 for s in i.result_shapes)
-
-
-def _standing(i: Instruction, count_body: Callable[[Computation], LaunchCount]) -> LaunchCount:
-    if i.opcode == "while":
-        trips = trip_count(i)
-        return (count_body(i.attrs["body"]) + count_body(i.attrs["condition"])) * (1 if trips is None else trips)
-    if i.opcode == "conditional":
-        return max((count_body(b) for b in i.attrs["branch_computations"]), key=lambda c: c.total)
-    if i.opcode == "call":
-        return count_body(i.attrs["to_apply"])
-    moved = float(_bytes_read(i) + i.shape.byte_size)
-    if OPCODES[i.opcode].kind is Kind.CONTRACTION:
-        copies = [o for n, o in enumerate(i.operands) if i.opcode == "dot" and not is_plain_operand(i, n)]
-        extra = sum(2 * o.shape.byte_size for o in copies)
-        return LaunchCount(kernels=len(copies), library_calls=1, bytes=moved + extra)
-    return LaunchCount(opaque=1, bytes=moved)
 
 
 def _bytes_read(i: Instruction) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hlofuse.errors import HlofuseWarning
+from hlofuse.fusion.called import state_for_xla, with_called
 from hlofuse.fusion.coloring import collector_paused, color_graph
 from hlofuse.fusion.constraints import Constraint, Pair, Wishes
 from hlofuse.fusion.cost_estimate import CostEstimate
@@ -70,25 +71,28 @@ class Fused:
 
 Accept = Callable[[Instruction, Sequence[Segment]], str | None]
 Measure = Callable[[Sequence[PlannedKernel]], Sequence[Measured | None]]
+FuseCalled = Callable[[Computation], Computation]
 
 
 def fuse_computation(computation: Computation, device: DeviceSpec, method: str = "coloring",
                      accept: Accept = lambda fusion, segments: None, measure: Measure | None = None,
-                     wishes: Wishes = Wishes()) -> Fused:  # noqa: B008 (frozen)
+                     wishes: Wishes = Wishes(), fuse_called: FuseCalled = lambda c: c) -> Fused:  # noqa: B008 (frozen)
     """Colors a computation and plans its kernels; `accept` may refuse a launch with a reason, `measure` tells the
-    registers of kernels that were accepted. `Refusal` if two that `wishes` force into one kernel may not share one."""
+    registers of kernels that were accepted, `fuse_called` fuses what is called (called.py). `Refusal` if two that
+    `wishes` force into one kernel may not share one."""
     with collector_paused():
-        return _fuse(computation, device, method, accept, measure, wishes)
+        return _fuse(computation, device, method, accept, measure, wishes, fuse_called)
 
 
 def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept, measure: Measure | None,
-          wishes: Wishes) -> Fused:
-    found = find_loops(computation, is_fusible, accept, device)
+          wishes: Wishes, fuse_called: FuseCalled) -> Fused:
+    found = with_called(find_loops(computation, is_fusible, accept, device), fuse_called)
     computation = found.computation
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
     epilogues = find_epilogues(computation) if device.library_epilogues else {}
-    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members],
-                        scatters_for_xla(computation, device) | cumulatives_for_xla(computation, device), found.loops)
+    left = (state_for_xla(computation) | scatters_for_xla(computation, device)
+            | cumulatives_for_xla(computation, device))
+    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members], left, found.loops)
     costs = KernelCosts(graph, device)
     costs.constraints.extend(Constraint(frozenset(pair), 1, "forbidden", "these two were asked to be apart")
                              for pair in wishes.forbid)

@@ -30,17 +30,19 @@ def set_opaque_evaluator(evaluator: OpaqueEvaluator) -> None:
     _opaque_evaluator = evaluator
 
 
-def evaluate_instruction(instruction: Instruction, operands: Sequence[Any]) -> Any:
-    """The instruction's value on the values of its operands: an array, or a tuple."""
-    with _wide_types([instruction]):
-        return _value(instruction, operands)
+def evaluate_instruction(instruction: Instruction, operands: Sequence[Any],
+                         evaluate: lax_calls.Evaluate | None = None) -> Any:
+    """The instruction's value on the values of its operands: an array, or a tuple. `evaluate(computation, arguments)`
+    is the value of the root of a computation that it calls, where that is not every instruction's meaning."""
+    with wide_types([instruction]):
+        return _value(instruction, operands, evaluate or _root_value)
 
 
-def _value(instruction: Instruction, operands: Sequence[Any]) -> Any:
+def _value(instruction: Instruction, operands: Sequence[Any], evaluate: lax_calls.Evaluate) -> Any:
     meaning = TO_JAX.get(instruction.opcode)
     if meaning is None:
         raise HlofuseError(f"{instruction.opcode} has no meaning as jax.lax: {instruction!r} cannot be evaluated")
-    value = meaning(instruction, operands)
+    value = meaning(instruction, operands, evaluate)
     shape = instruction.shape
     if isinstance(shape, Shape) and value is not None and (value.dtype != shape.dtype or value.shape != shape.dims):
         raise HlofuseError(f"evaluating {instruction!r} gave {value.dtype}{list(value.shape)}, not {shape}")
@@ -49,7 +51,7 @@ def _value(instruction: Instruction, operands: Sequence[Any]) -> Any:
 
 def evaluate_computation(computation: Computation, arguments: Sequence[Any]) -> list[Any]:
     """The results of a computation, one array each: the operands of a tuple root, or the root itself."""
-    with _wide_types(computation.instructions):
+    with wide_types(computation.instructions):
         value = _root_value(computation, arguments)
     return list(value) if isinstance(computation.root.shape, TupleShape) else [value]
 
@@ -66,11 +68,11 @@ def _root_value(computation: Computation, arguments: Sequence[Any]) -> Any:
     values: dict[Instruction, Any] = dict(zip(computation.parameters, arguments, strict=True))
     for instruction in computation.instructions:
         if instruction not in values:
-            values[instruction] = _value(instruction, [values[o] for o in instruction.operands])
+            values[instruction] = _value(instruction, [values[o] for o in instruction.operands], _root_value)
     return values[computation.root]
 
 
-def _wide_types(instructions: Iterable[Instruction]) -> contextlib.AbstractContextManager[Any]:
+def wide_types(instructions: Iterable[Instruction]) -> contextlib.AbstractContextManager[Any]:
     """x64 mode for what needs it, such as a random bit generator's 64-bit state, perhaps only inside a loop's body."""
     if jax.dtypes.canonicalize_dtype(np.int64) == np.int64 or not _has_wide_types(instructions):
         return contextlib.nullcontext()
@@ -96,7 +98,7 @@ def _is_wide(shape: AnyShape) -> bool:
     return shape.element_type in _WIDE
 
 
-def _custom_call(instruction: Instruction, operands: Sequence[Any]) -> Any:
+def _custom_call(instruction: Instruction, operands: Sequence[Any], evaluate: lax_calls.Evaluate) -> Any:
     """An opaque instruction runs its equation; a foreign library's function is not ours to call."""
     target, eqn = instruction.attrs["custom_call_target"], instruction.attrs.get("eqn")
     if eqn is None:
@@ -108,25 +110,18 @@ def _custom_call(instruction: Instruction, operands: Sequence[Any]) -> Any:
     return results if isinstance(instruction.shape, TupleShape) else results[0]
 
 
-Meaning = Callable[[Instruction, Sequence[Any]], Any]
+def _of_operands(function: Callable[..., Any]) -> lax_calls.Meaning:
+    return lambda instruction, operands, evaluate: function(*operands)
 
 
-def _of_operands(function: Callable[..., Any]) -> Meaning:
-    return lambda instruction, operands: function(*operands)
+def _of_instruction(function: Callable[..., Any]) -> lax_calls.Meaning:
+    return lambda instruction, operands, evaluate: function(instruction, *operands)
 
 
-def _of_instruction(function: Callable[..., Any]) -> Meaning:
-    return lambda instruction, operands: function(instruction, *operands)
-
-
-def _of_computations(meaning: lax_calls.Meaning) -> Meaning:
-    return lambda instruction, operands: meaning(instruction, operands, _root_value)
-
-
-TO_JAX: dict[str, Meaning] = {
+TO_JAX: dict[str, lax_calls.Meaning] = {
     **{name: _of_operands(function) for name, function in lax_elementwise.FUNCTIONS.items()},
     **{name: _of_instruction(function) for name, function in lax_elementwise.MEANINGS.items()},
     **{name: _of_instruction(function) for name, function in lax_structure.MEANINGS.items()},
-    **{name: _of_computations(meaning) for name, meaning in lax_calls.MEANINGS.items()},
+    **lax_calls.MEANINGS,
     "custom-call": _custom_call,
 }

@@ -119,12 +119,13 @@ def _with_callees(computation: Computation, new: Mapping[Computation, Computatio
     replace = {}
     for instruction in computation.instructions:
         if instruction.attrs and any(new.get(c, c) is not c for c in instruction.called):
-            attrs = {key: _replaced_callees(value, new) for key, value in instruction.attrs.items()}
+            attrs = {key: replaced_callees(value, new) for key, value in instruction.attrs.items()}
             replace[instruction] = with_changes(instruction, attrs=attrs)
     return rebuild(computation, replace) if replace else computation
 
 
-def _replaced_callees(value: Any, new: Mapping[Computation, Computation]) -> Any:
+def replaced_callees(value: Any, new: Mapping[Computation, Computation]) -> Any:
+    """An attribute's value, with the computations in it that are keys of `new` replaced."""
     if isinstance(value, Computation):
         return new.get(value, value)
     if isinstance(value, tuple) and value and isinstance(value[0], Computation):

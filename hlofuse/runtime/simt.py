@@ -23,6 +23,7 @@ from hlofuse.codegen.prelude import prelude_file
 from hlofuse.errors import HlofuseError
 from hlofuse.fusion.fuse import deep_recursion
 from hlofuse.hlo.module import Instruction
+from hlofuse.runtime.fused_program import KernelCall, XlaKernel
 from hlofuse.runtime.host_compiler import (
     INSTALL_HINT,
     HostSource,
@@ -36,7 +37,7 @@ from hlofuse.runtime.host_compiler import (
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.shim import ShimError
 from hlofuse.runtime.unit_builder import BuildFailure, CompileError, digest
-from hlofuse.runtime.xla_runtime import Executable, KernelCall, XlaKernel, complain
+from hlofuse.runtime.xla_runtime import Executable, complain
 
 # Signed indices wrap, as on the GPU, so that an overflow is seen as what it is: an access far outside.
 SIMT_FLAGS = ("-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti",

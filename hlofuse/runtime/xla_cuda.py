@@ -21,12 +21,13 @@ from hlofuse.fusion.devices import DeviceSpec, find_device, nearest_device
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.shape import Shape
 from hlofuse.runtime.array_function import has_cupy
+from hlofuse.runtime.fused_program import XlaKernel, shim_call
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.launch_limits import launch_problem
 from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many
 from hlofuse.runtime.shim import register_kernel, shim_available, shim_library
 from hlofuse.runtime.unit_builder import BuildFailure
-from hlofuse.runtime.xla_runtime import Executable, XlaKernel, complain, shim_call
+from hlofuse.runtime.xla_runtime import Executable, complain
 
 _AHEAD_OF_TIME = "h200"    # whose programs are compiled where there is no GPU
 _MAX_DYNAMIC_SHARED = 8    # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,13 @@ from hlofuse.codegen.kernel import KernelText
 from hlofuse.config import is_strict
 from hlofuse.errors import HlofuseError, HlofuseWarning
 from hlofuse.frontend import jaxpr_compat as compat
-from hlofuse.frontend.jax_compat import result_types, with_key_type
+from hlofuse.frontend.jax_compat import with_key_type
 from hlofuse.hlo.module import Computation, Instruction
-from hlofuse.hlo.shape import Shape
-from hlofuse.hlo.to_jax import evaluate_computation, evaluate_instruction
+from hlofuse.hlo.printer import computation_names, instruction_names
+from hlofuse.runtime.fused_program import FusedProgram, XlaKernel, shim_call
 from hlofuse.runtime.host_compiler import HostSource, LoadedKernel, build_host_kernels, find_compiler, toolchain
 from hlofuse.runtime.kernel_cache import default_cache
-from hlofuse.runtime.shim import call_kernel, register_kernel, shim_available
+from hlofuse.runtime.shim import register_kernel, shim_available
 
 TASK_WORK = 40_000      # operations that are worth a task of their own
 MAX_TASKS = 64          # of one call: enough to share the work evenly, and long runs of memory for each thread
@@ -32,24 +32,6 @@ CALL_WORK = 512         # and those that are worth a custom call: XLA writes les
 _LAYOUT_OPCODES = frozenset({"parameter", "transpose", "reshape", "bitcast", "copy"})
 _LIBRARY_CALLS = frozenset({"dot", "convolution"})
 _warned: set[str] = set()
-
-KernelCall = Callable[[Sequence[Any], Sequence[Any], Mapping[int, int]], Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class XlaKernel:
-    """A loaded kernel and how to call it while JAX traces: `call(avals, operands, aliases)`. `extra`: arrays that a
-    call takes behind its scratch arrays."""
-
-    text: KernelText
-    call: KernelCall
-    extra: tuple[Shape, ...] = ()
-
-
-def shim_call(key: int, name: str, platform: str) -> KernelCall:
-    """Of a registered kernel."""
-    return lambda avals, operands, aliases: call_kernel(avals, operands, key, aliases, name, platform)
-
 
 @dataclass(frozen=True)
 class KernelInfo:
@@ -76,22 +58,7 @@ class Executable:
     def __call__(self, *operands: Any, donated: frozenset[int] = frozenset()) -> list[Any]:
         entry: Computation = self.compilation.fused.entry
         arguments = [compat.physical_value(x) for x in (*operands, *self.compilation.consts)]
-        values: dict[Instruction, Any] = dict(zip(entry.parameters, arguments, strict=True))
-        free = {entry.parameters[n] for n in donated}
-        last_read = _last_reads(entry)
-        for i in entry.instructions:
-            if i in values:
-                continue
-            inputs = [values[o] for o in i.operands]
-            kernel = self.built.get(i)
-            if kernel is not None:
-                values[i] = _call(i, kernel, inputs, free, last_read)
-            elif i.opcode == "fusion":
-                results = evaluate_computation(i.attrs["calls"], inputs)
-                values[i] = results[0] if isinstance(i.shape, Shape) else tuple(results)
-            else:
-                values[i] = evaluate_instruction(i, inputs)
-        results = [values[o] for o in entry.outputs]
+        results = FusedProgram(self.built).run(entry, arguments, donated)
         return [with_key_type(x, aval) for x, aval in zip(results, self.compilation.jaxpr.out_avals, strict=True)]
 
     @property
@@ -104,36 +71,19 @@ class Executable:
 
 
 def kernel_infos(compilation: Any, problems: Mapping[Instruction, str]) -> tuple[KernelInfo, ...]:
-    """Of every cluster of a compilation that is a kernel; `problems` are those of kernels that are not called."""
+    """Of every cluster of a compilation that is a kernel; `problems` are those of kernels that are not called. Names
+    are those of the fused module's text, with the computation's before a kernel that is not the entry's."""
     found = []
-    for c in compilation.clusters:
-        if c.segments:
-            code = c.kernel
-            found.append(KernelInfo(c.name, c.form, code.sources, code.launch, code.registers, code.shared_bytes,
-                                    problems.get(c.instruction)))
+    computations = computation_names(compilation.fused)
+    for part in compilation.parts:
+        names = instruction_names(part.computation)
+        place = "" if part is compilation.entry else f"{computations[part.computation]}/"
+        for c in part.clusters:
+            if c.segments:
+                code = c.kernel
+                found.append(KernelInfo(place + names[c.instruction], c.form, code.sources, code.launch, code.registers,
+                                        code.shared_bytes, problems.get(c.instruction)))
     return tuple(found)
-
-
-def _last_reads(entry: Computation) -> dict[Instruction, Instruction]:
-    last: dict[Instruction, Instruction] = {}
-    for i in entry.instructions:
-        for o in i.operands:
-            last[o] = i
-    return last
-
-
-def _call(i: Instruction, kernel: XlaKernel, inputs: Sequence[Any], free: set[Instruction],
-          last_read: dict[Instruction, Instruction]) -> Any:
-    """One custom call; donated operands that the kernel reads last give their memory to a result."""
-    results = [(s.dims, s.dtype) for s in (*i.result_shapes, *kernel.text.scratch, *kernel.extra)]
-    avals = result_types(inputs, results)
-    aliases: dict[int, int] = {}
-    for operand, result in kernel.text.aliases.items():
-        source = i.operands[operand]
-        if source in free and last_read[source] is i and result not in aliases.values():
-            aliases[operand] = result
-    outputs = kernel.call(avals, inputs, aliases)[:len(i.result_shapes)]
-    return outputs[0] if isinstance(i.shape, Shape) else tuple(outputs)
 
 
 @functools.cache
@@ -164,11 +114,11 @@ def build_executable(compilation: Any, platform: str) -> Executable:
 def _build_host_executable(compilation: Any) -> Executable:
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
-    for c in compilation.clusters:
+    for c, computation in ((c, part.computation) for part in compilation.parts for c in part.clusters):
         if not c.segments:
             continue
         text = c.text_in("host")
-        library_call = _laid_out_for(c.instruction, compilation.fused.entry)
+        library_call = _laid_out_for(c.instruction, computation)
         if text.work * text.blocks < CALL_WORK:
             problems[c.instruction] = f"{text.work * text.blocks} operations are less than a call costs"
         elif library_call is not None:
@@ -198,13 +148,13 @@ def _build_host_executable(compilation: Any) -> Executable:
     return Executable(compilation, built, problems)
 
 
-def _laid_out_for(cluster: Instruction, entry: Computation) -> Instruction | None:
+def _laid_out_for(cluster: Instruction, computation: Computation) -> Instruction | None:
     """The library call whose operand or result a cluster only transposes. XLA gives that array another layout instead,
     but what enters or leaves a custom call lies row by row."""
     body: Computation = cluster.attrs["calls"]
     if any(i.opcode not in _LAYOUT_OPCODES for i in body.instructions):
         return None
-    neighbors = (*cluster.operands, *entry.users.get(cluster, ()))
+    neighbors = (*cluster.operands, *computation.users.get(cluster, ()))
     return next((i for i in neighbors if i.opcode in _LIBRARY_CALLS), None)
 
 
