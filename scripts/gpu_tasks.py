@@ -309,7 +309,7 @@ def full(m: Twin, name: str) -> dict[str, Any]:
     executable = hlofuse.jit(workload.fn, runtime=m.runtime).executable(*arrays)
     launches = executable.compilation.launches()
     result |= {"launches": launches.total, "bytes": launches.bytes, "copy_share": None,
-               "predicted_us": sum(c.cost.time_us for c in executable.compilation.clusters)}  # fmt: skip
+               "predicted_us": sum(c.cost.time_us for c in executable.compilation.entry.clusters)}  # fmt: skip
     bandwidth = copy(m, "")["gb_per_s"]
     result["copy_share"] = launches.bytes / max(times[m.runtime], 1e-3) * 1e-3 / bandwidth
     return result

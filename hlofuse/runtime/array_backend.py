@@ -97,6 +97,9 @@ class ArrayBackend(Protocol):
 
     def cholesky(self, x: Any) -> Any: ...
 
+    def jax_platform(self) -> str:
+        """Where `call_jax` runs, "cpu" or "cuda"."""
+
     def call_jax(self, function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
         """A jitted function on arrays of this backend; its results are arrays of this backend that alias no operand."""
 
@@ -212,6 +215,9 @@ class NumPyBackend:
 
     def cholesky(self, x: Any) -> Any:
         return np.linalg.cholesky(x)
+
+    def jax_platform(self) -> str:
+        return "cpu"
 
     def call_jax(self, function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
         with jax.default_device(jax.devices("cpu")[0]):

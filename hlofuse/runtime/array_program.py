@@ -20,6 +20,7 @@ from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import FUSIBLE, Shape, TupleShape
 from hlofuse.runtime.array_backend import ArrayBackend
 from hlofuse.runtime.buffer_plan import BufferRequest, Home, aligned, plan_buffers
+from hlofuse.runtime.fused_program import FusedProgram
 from hlofuse.runtime.library_calls import WritingCall, library_call
 from hlofuse.runtime.schedule import Schedule, Task, plan_schedule
 
@@ -110,9 +111,10 @@ class _Value:
 
 
 class _Builder:
-    def __init__(self, backend: ArrayBackend, spec: DeviceSpec) -> None:
+    def __init__(self, backend: ArrayBackend, spec: DeviceSpec, bodies: FusedProgram) -> None:
         self.backend = backend
         self.spec = spec
+        self.bodies = bodies
         self.values: list[_Value] = []
         self.steps: list[Step] = []
         self.tasks: list[Task] = []
@@ -172,7 +174,7 @@ class _Builder:
         self.places[i] = results if isinstance(i.shape, TupleShape) else results[0]
 
     def call(self, i: Instruction, operands: Sequence[Any]) -> None:
-        call = library_call(i, self.backend)
+        call = library_call(i, self.backend, self.bodies)
         flat = tuple(jax.tree.leaves(operands, is_leaf=lambda x: isinstance(x, View)))
         if isinstance(call, WritingCall):
             flat = tuple(self.laid_out(v, order) for v, order in zip(flat, call.orders, strict=True))
@@ -204,10 +206,11 @@ class _Builder:
 
 def build_program(entry: Computation, constants: Sequence[Any], kernels: Mapping[Instruction, tuple[Any, KernelText]],
                   donated: frozenset[int], backend: ArrayBackend, spec: DeviceSpec,
-                  max_streams: int | None = None) -> Program:
+                  bodies: FusedProgram, max_streams: int | None = None) -> Program:
     """The program of a fused computation whose trailing parameters are `constants`. `kernels` are built and loaded;
-    what has none is a library call. Operands in `donated` may be overwritten."""
-    build = _Builder(backend, spec)
+    what has none is a library call. `bodies` has kernels that JAX calls in what the computation calls. Operands in
+    `donated` may be overwritten."""
+    build = _Builder(backend, spec, bodies)
     operand_count = len(entry.parameters) - len(constants)
     for number, p in enumerate(entry.parameters):
         is_operand = number < operand_count

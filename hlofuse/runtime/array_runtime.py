@@ -19,8 +19,9 @@ from hlofuse.codegen.values import EmitError
 from hlofuse.hlo.module import Instruction
 from hlofuse.runtime.array_backend import ArrayBackend, Replay
 from hlofuse.runtime.array_program import Buffer, Program, Step, View, build_program
+from hlofuse.runtime.fused_program import FusedProgram
 from hlofuse.runtime.unit_builder import BuildFailure
-from hlofuse.runtime.xla_runtime import KernelInfo, complain, kernel_infos
+from hlofuse.runtime.xla_runtime import KernelInfo, build_kernels, complain, kernel_infos
 
 MAX_REPLAYS = 8      # recorded graphs of one program
 SEEN_ADDRESSES = 64  # how many earlier calls a new one is compared with
@@ -200,7 +201,7 @@ def build_array_executable(compilation: Any, backend: ArrayBackend, donated: fro
     overwritten. A kernel that cannot be built runs as its JAX meaning, with one warning that names it."""
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
-    for c in compilation.clusters:
+    for c in compilation.entry.clusters:
         if c.segments:
             try:
                 texts[c.instruction] = c.text_in(backend.dialect)
@@ -216,6 +217,7 @@ def build_array_executable(compilation: Any, backend: ArrayBackend, donated: fro
             kernels[instruction] = kernel, text
     for instruction, problem in problems.items():
         complain(f"{backend.name} {problem}", f"the kernel of {instruction.name} runs as plain JAX: {problem}")
+    built, not_called = build_kernels(compilation.bodies, backend.jax_platform())
     program = build_program(compilation.fused.entry, compilation.consts, kernels, donated, backend, compilation.device,
-                            max_streams)
-    return ArrayExecutable(compilation, program, backend, problems)
+                            FusedProgram(built), max_streams)
+    return ArrayExecutable(compilation, program, backend, {**problems, **not_called})

@@ -202,6 +202,9 @@ class CuPyBackend:
 
     # ------------------------------------------------------------------------------------------ JAX
 
+    def jax_platform(self) -> str:
+        return "cpu" if self._jax_device.platform == "cpu" else "cuda"
+
     def call_jax(self, function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
         with jax.default_device(self._jax_device):
             return [self.from_jax(x) for x in function(*map(self.to_jax, operands))]

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from hlofuse.fusion.called import CALLERS
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.shape import AnyShape, Shape, TupleShape
 from hlofuse.hlo.sort_order import natural_keys, sort_keys
 from hlofuse.hlo.to_jax import evaluate_computation, evaluate_instruction
 from hlofuse.runtime.array_backend import ArrayBackend
+from hlofuse.runtime.fused_program import FusedProgram
 from hlofuse.runtime.gemm import plan_gemm
 
 
@@ -40,11 +42,12 @@ class ReturningCall:
     run: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def library_call(i: Instruction, backend: ArrayBackend) -> WritingCall | ReturningCall:
-    """How an instruction runs that is in no kernel. Operands and results are its arrays, tuples flattened."""
+def library_call(i: Instruction, backend: ArrayBackend, bodies: FusedProgram) -> WritingCall | ReturningCall:
+    """How an instruction runs that is in no kernel. Operands and results are its arrays, tuples flattened; `bodies`
+    has the kernels in what it calls."""
     if i.opcode == "dot" and (writing := _product(i, backend)) is not None:
         return writing
-    through_jax = jax_call(i, backend)
+    through_jax = jax_call(i, backend, bodies)
     own = _LIBRARY[i.opcode](i, backend) if i.opcode in _LIBRARY and isinstance(i.shape, Shape) else None
     if own is None or any(s.size == 0 for s in (*i.result_shapes, *(o.array for o in i.operands))):
         return through_jax
@@ -59,14 +62,17 @@ def library_call(i: Instruction, backend: ArrayBackend) -> WritingCall | Returni
 # ------------------------------------------------------------------------------------------------ through JAX
 
 
-def jax_call(i: Instruction, backend: ArrayBackend) -> ReturningCall:
-    """The instruction's meaning as a jitted JAX function; a fusion's is that of its computation."""
+def jax_call(i: Instruction, backend: ArrayBackend, bodies: FusedProgram) -> ReturningCall:
+    """The instruction's meaning as a jitted JAX function; a fusion's is that of its computation. In a loop, a branch or
+    a call JAX calls kernels."""
 
     def meaning(*flat: Any) -> list[Any]:
         values = iter(flat)
         operands = [_nested(o.shape, values) for o in i.operands]
         if i.opcode == "fusion":
             return evaluate_computation(i.attrs["calls"], operands)
+        if i.opcode in CALLERS:
+            return jax.tree.leaves(bodies.evaluate_call(i, operands))
         return jax.tree.leaves(evaluate_instruction(i, operands))
 
     jitted = jax.jit(meaning)

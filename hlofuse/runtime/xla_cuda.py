@@ -27,7 +27,7 @@ from hlofuse.runtime.launch_limits import launch_problem
 from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many
 from hlofuse.runtime.shim import register_kernel, shim_available, shim_library
 from hlofuse.runtime.unit_builder import BuildFailure
-from hlofuse.runtime.xla_runtime import Executable, complain
+from hlofuse.runtime.xla_runtime import Built, complain
 
 _AHEAD_OF_TIME = "h200"    # whose programs are compiled where there is no GPU
 _MAX_DYNAMIC_SHARED = 8    # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -50,12 +50,12 @@ def _devices() -> tuple[Any, ...]:
         return ()
 
 
-def build_cuda_executable(compilation: Any) -> Executable:
+def build_cuda_kernels(parts: Sequence[Any]) -> Built:
     """As the host's, but every kernel is called, however small: what XLA would launch instead is no quicker."""
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
     spec = cuda_device()
-    for c in compilation.clusters:
+    for c in (c for part in parts for c in part.clusters):
         if c.segments:
             try:
                 texts[c.instruction] = c.text_in("cuda")
@@ -65,7 +65,7 @@ def build_cuda_executable(compilation: Any) -> Executable:
     launches_by_callback = reason is not None and has_cupy() and bool(_devices())
     if texts and reason is not None and not launches_by_callback:
         complain("cuda toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
-        return Executable(compilation, {}, problems | dict.fromkeys(texts, reason))
+        return {}, problems | dict.fromkeys(texts, reason)
     sources = {t.symbol: CudaSource(t.symbol, t.code) for t in texts.values()}
     binaries = compile_many(list(sources.values()), spec.arch, default_cache(), CUDA.prelude)
     built: dict[Instruction, XlaKernel] = {}
@@ -80,7 +80,7 @@ def build_cuda_executable(compilation: Any) -> Executable:
                 problem = str(error)
         complain(text.symbol, f"the kernel of {instruction.name} runs as plain JAX: {problem}")
         problems[instruction] = problem
-    return Executable(compilation, built, problems)
+    return built, problems
 
 
 def _problem(text: KernelText, binary: CudaBinary | BuildFailure, spec: DeviceSpec) -> str | None:

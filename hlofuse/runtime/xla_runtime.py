@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ CALL_WORK = 512         # and those that are worth a custom call: XLA writes les
 _LAYOUT_OPCODES = frozenset({"parameter", "transpose", "reshape", "bitcast", "copy"})
 _LIBRARY_CALLS = frozenset({"dot", "convolution"})
 _warned: set[str] = set()
+
+Built = tuple[Mapping[Instruction, XlaKernel], Mapping[Instruction, str]]    # kernels, and why others are not called
 
 @dataclass(frozen=True)
 class KernelInfo:
@@ -104,17 +106,22 @@ def prepare_toolchain() -> threading.Thread:
 
 def build_executable(compilation: Any, platform: str) -> Executable:
     """Builds and loads the kernels of a compilation for JAX's `platform`, "cpu" or "cuda"."""
+    return Executable(compilation, *build_kernels(compilation.parts, platform))
+
+
+def build_kernels(parts: Sequence[Any], platform: str) -> Built:
+    """Of fused computations: what is called, and why the others are not."""
     if platform == "cuda":
-        from hlofuse.runtime.xla_cuda import build_cuda_executable
+        from hlofuse.runtime.xla_cuda import build_cuda_kernels
 
-        return build_cuda_executable(compilation)
-    return _build_host_executable(compilation)
+        return build_cuda_kernels(parts)
+    return _build_for_host(parts)
 
 
-def _build_host_executable(compilation: Any) -> Executable:
+def _build_for_host(parts: Sequence[Any]) -> Built:
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
-    for c, computation in ((c, part.computation) for part in compilation.parts for c in part.clusters):
+    for c, computation in ((c, part.computation) for part in parts for c in part.clusters):
         if not c.segments:
             continue
         text = c.text_in("host")
@@ -126,12 +133,12 @@ def _build_host_executable(compilation: Any) -> Executable:
         else:
             texts[c.instruction] = text
     if not texts:
-        return Executable(compilation, {}, problems)
+        return {}, problems
     prepare_toolchain().join()
     reason = "no C++ compiler was found" if find_compiler() is None else shim_available()
     if reason is not None:
         complain("toolchain", f"{len(texts)} kernel(s) run as plain JAX: {reason}")
-        return Executable(compilation, {}, problems | dict.fromkeys(texts, reason))
+        return {}, problems | dict.fromkeys(texts, reason)
     sources = [HostSource(t.symbol, t.code) for t in texts.values()]
     loaded = build_host_kernels(sources, HOST.prelude, default_cache())
     built: dict[Instruction, XlaKernel] = {}
@@ -145,7 +152,7 @@ def _build_host_executable(compilation: Any) -> Executable:
         grain = max(1, TASK_WORK // text.work, text.blocks // MAX_TASKS)
         register_kernel(key, kernel.address, text.blocks, grain, text.counters)
         built[instruction] = XlaKernel(text, shim_call(key, text.symbol, "cpu"))
-    return Executable(compilation, built, problems)
+    return built, problems
 
 
 def _laid_out_for(cluster: Instruction, computation: Computation) -> Instruction | None:
