@@ -167,9 +167,10 @@ def _aliases(w: _Written) -> dict[int, int]:
     nest, computation = w.nest, w.nest.plan.computation
     needs = [set(post_order((output,))) for output in computation.outputs]
     for k, output in enumerate(computation.outputs):
-        address = linearize(nest.plan.canonical(output, nest.where), output.dims)
+        # As text, because a loop that is cut knows less of its variable in one part than in the other.
+        address = str(linearize(nest.plan.canonical(output, nest.where), output.dims))
         for n, p in enumerate(computation.parameters):
-            places = {linearize(r, p.dims) for r in nest.values.reads.get(p, ())}
+            places = {str(linearize(r, p.dims)) for r in nest.values.reads.get(p, ())}
             last = max((j for j, needed in enumerate(needs) if p in needed), default=-1)
             if p.shape == output.shape and places == {address} and last == k:
                 found[n] = k
