@@ -107,6 +107,7 @@ class FusedComputation:
     source: Computation
     fusion: Fused
     clusters: tuple[Cluster, ...]
+    is_entry: bool = False
 
     @property
     def computation(self) -> Computation:
@@ -158,7 +159,7 @@ class Compilation:
         wishes = Wishes(named_pairs(graph, force), named_pairs(graph, forbid))
         method = self.fusion.coloring.statistics.method
         try:
-            entry = _Fuser(self.device, method, bodies=self.bodies).fuse(self.entry.source, wishes)
+            entry = _Fuser(self.device, method, bodies=self.bodies).entry(self.entry.source, wishes)
         except Refusal as refusal:
             raise HlofuseError(refused_text(graph, force, refusal)) from refusal
         fused = Module(self.fused.name, entry.computation)
@@ -239,7 +240,7 @@ def _compile(closed: Any | None, module: Module | None, options: Options, spec: 
     with stages.timed("fusion"):
         measure = stages.feedback(spec) if options.feedback else None
         fuser = _Fuser(spec, options.fusion, measure)
-        entry = fuser.fuse(optimized.entry)
+        entry = fuser.entry(optimized.entry)
         fused = Module(optimized.name, entry.computation)
     stages.keep("fused", fused)
     return Compilation(name, closed, stages.snapshots, fused, entry, fuser.bodies, spec, consts,
@@ -262,7 +263,10 @@ class _Fuser:
     def bodies(self) -> tuple[FusedComputation, ...]:
         return tuple(self._bodies.values())
 
-    def fuse(self, computation: Computation, wishes: Wishes = Wishes()) -> FusedComputation:  # noqa: B008 (frozen)
+    def entry(self, computation: Computation, wishes: Wishes = Wishes()) -> FusedComputation:  # noqa: B008 (frozen)
+        return replace(self._fuse(computation, wishes), is_entry=True)
+
+    def _fuse(self, computation: Computation, wishes: Wishes = Wishes()) -> FusedComputation:  # noqa: B008 (frozen)
         device = self.device
         texts: dict[Instruction, KernelText] = {}
 
@@ -285,7 +289,7 @@ class _Fuser:
 
     def _called(self, computation: Computation) -> Computation:
         if computation not in self._bodies:
-            self._bodies[computation] = self.fuse(computation)
+            self._bodies[computation] = self._fuse(computation)
         return self._bodies[computation].computation
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from hlofuse import api
 from hlofuse.frontend import jax_compat
-from hlofuse.runtime import primitive, xla_runtime
+from hlofuse.runtime import call_worth, primitive
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +37,8 @@ def _own_kernel_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(autouse=True)
 def _small_kernels_too(monkeypatch: pytest.MonkeyPatch):
     """Tests are small: their kernels run even where XLA would be left to do so little."""
-    monkeypatch.setattr(xla_runtime, "CALL_WORK", 0)
+    for limit in ("CALL_WORK", "MOVING_WORK", "REDUCING_WORK", "PLAIN_WORK"):
+        monkeypatch.setattr(call_worth, limit, 0)
 
 
 class EvaluatingExecutable:

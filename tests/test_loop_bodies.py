@@ -17,7 +17,7 @@ from jax import lax
 import hlofuse
 from hlofuse.compiler import compile_function
 from hlofuse.explore.dump import stage_text
-from hlofuse.runtime import xla_runtime
+from hlofuse.runtime import loop_state, xla_runtime
 
 RNG = np.random.default_rng(0)
 
@@ -292,29 +292,18 @@ def assert_same(got: Any, expected: Any, tolerance: float, name: str = "") -> No
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.fixture
-def everything_is_called(monkeypatch):
-    """Kernels are called and states have several steps a trip however small they are."""
-    monkeypatch.setattr(xla_runtime, "CALL_WORK", 0)
-    monkeypatch.setattr("hlofuse.runtime.loop_state.LARGE_STATE", 0)
+@pytest.mark.parametrize("large_state", [0, 1 << 14])
+def test_values(large_state, monkeypatch):
+    """Small states have several steps a trip too, or they have one."""
+    monkeypatch.setattr(loop_state, "LARGE_STATE", large_state)
 
-
-def check_all(**options: Any) -> None:
     def everything(arguments):
         return {name: p.fn(*arguments[name]) for name, p in PROGRAMS.items()}
 
     arguments = {name: p.args for name, p in PROGRAMS.items()}
-    got, expected = hlofuse.jit(everything, **options)(arguments), jax.jit(everything)(arguments)
+    got, expected = hlofuse.jit(everything)(arguments), jax.jit(everything)(arguments)
     for name, p in PROGRAMS.items():
         assert_same(got[name], expected[name], p.tolerance, name)
-
-
-def test_values():
-    check_all()
-
-
-def test_values_where_every_kernel_is_called(everything_is_called):
-    check_all()
 
 
 @pytest.mark.parametrize("method", ["greedy", "none"])

@@ -21,16 +21,12 @@ from hlofuse.frontend import jaxpr_compat as compat
 from hlofuse.frontend.jax_compat import with_key_type
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.printer import computation_names, instruction_names
+from hlofuse.runtime import call_worth
 from hlofuse.runtime.fused_program import FusedProgram, XlaKernel, shim_call
 from hlofuse.runtime.host_compiler import HostSource, LoadedKernel, build_host_kernels, find_compiler, toolchain
 from hlofuse.runtime.kernel_cache import default_cache
 from hlofuse.runtime.shim import register_kernel, shim_available
 
-TASK_WORK = 40_000      # operations that are worth a task of their own
-MAX_TASKS = 64          # of one call: enough to share the work evenly, and long runs of memory for each thread
-CALL_WORK = 512         # and those that are worth a custom call: XLA writes less into the program itself, faster
-_LAYOUT_OPCODES = frozenset({"parameter", "transpose", "reshape", "bitcast", "copy"})
-_LIBRARY_CALLS = frozenset({"dot", "convolution"})
 _warned: set[str] = set()
 
 Built = tuple[Mapping[Instruction, XlaKernel], Mapping[Instruction, str]]    # kernels, and why others are not called
@@ -121,17 +117,13 @@ def build_kernels(parts: Sequence[Any], platform: str) -> Built:
 def _build_for_host(parts: Sequence[Any]) -> Built:
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
-    for c, computation in ((c, part.computation) for part in parts for c in part.clusters):
-        if not c.segments:
-            continue
+    for part, c in ((part, c) for part in parts for c in part.clusters if c.segments):
         text = c.text_in("host")
-        library_call = _laid_out_for(c.instruction, computation)
-        if text.work * text.blocks < CALL_WORK:
-            problems[c.instruction] = f"{text.work * text.blocks} operations are less than a call costs"
-        elif library_call is not None:
-            problems[c.instruction] = f"XLA lays out the data of {library_call.opcode} itself, without a copy"
-        else:
+        reason = call_worth.why_not_called(c.instruction, text, part.computation, part.is_entry)
+        if reason is None:
             texts[c.instruction] = text
+        else:
+            problems[c.instruction] = reason
     if not texts:
         return {}, problems
     prepare_toolchain().join()
@@ -149,20 +141,10 @@ def _build_for_host(parts: Sequence[Any]) -> Built:
             problems[instruction] = kernel.message
             continue
         key = int(text.digest[:16], 16)
-        grain = max(1, TASK_WORK // text.work, text.blocks // MAX_TASKS)
+        grain = max(1, call_worth.TASK_WORK // text.work, text.blocks // call_worth.MAX_TASKS)
         register_kernel(key, kernel.address, text.blocks, grain, text.counters)
         built[instruction] = XlaKernel(text, shim_call(key, text.symbol, "cpu"))
     return built, problems
-
-
-def _laid_out_for(cluster: Instruction, computation: Computation) -> Instruction | None:
-    """The library call whose operand or result a cluster only transposes. XLA gives that array another layout instead,
-    but what enters or leaves a custom call lies row by row."""
-    body: Computation = cluster.attrs["calls"]
-    if any(i.opcode not in _LAYOUT_OPCODES for i in body.instructions):
-        return None
-    neighbors = (*cluster.operands, *computation.users.get(cluster, ()))
-    return next((i for i in neighbors if i.opcode in _LIBRARY_CALLS), None)
 
 
 def complain(key: str, message: str) -> None:
