@@ -17,7 +17,7 @@ from jax import lax
 import hlofuse
 from hlofuse.compiler import compile_function
 from hlofuse.explore.dump import stage_text
-from hlofuse.runtime import loop_state, xla_runtime
+from hlofuse.runtime import call_worth, loop_state, xla_runtime
 
 RNG = np.random.default_rng(0)
 
@@ -343,6 +343,21 @@ def test_values_thread_by_thread():
     assert_same(hlofuse.jit(f, device="simt")(*args), jax.jit(f)(*args), 2e-5)
 
 
+def test_values_on_shards():
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+
+    def of(jit):
+        def f(h, xs):
+            step = lambda h, x: (layer_norm(jnp.tanh(h @ W + x)), h.sum(0))  # noqa: E731
+            return lax.scan(step, h, xs)[0], wave(h, 5), lax.cond(xs.sum() > 0, layer_norm, jax.nn.softmax, h)
+
+        spread = jax.sharding.PartitionSpec(None, "i")
+        return jax.jit(jax.shard_map(jit(f), mesh=mesh, in_specs=(spec, spread), out_specs=spec))(H, XS)
+
+    assert_same(of(hlofuse.jit), of(jax.jit), 2e-5)
+
+
 def test_donated_state():
     f = hlofuse.jit(heat, donate_argnums=0, static_argnums=1)
     u = jnp.asarray(GRID)
@@ -433,6 +448,17 @@ def test_what_xla_does_better_is_left_to_it():
     assert "left to XLA, it writes a slice into a loop's state, in place" in text
     compiled = hlofuse.jit(recurrent).lower(H, W, U, B, XS).compile().as_text()
     assert '"known_trip_count":{"n":"6"}' in compiled
+
+
+def test_a_step_that_xla_computes_as_fast_is_left_to_it(monkeypatch):
+    monkeypatch.setattr(call_worth, "THREADS_WORK", 2_000_000)
+
+    def f(h, u):
+        return lax.fori_loop(0, 5, lambda i, h: jnp.tanh(h @ W), h), heat(u, 5)
+
+    kernels = hlofuse.jit(f).lower(H, GRID).compile().kernels
+    plain, stencil = sorted((k for k in kernels if "/" in k.name), key=lambda k: k.problem is None)
+    assert "no quicker in a call, within a loop" in plain.problem and stencil.problem is None
 
 
 def test_a_kernel_that_cannot_be_built_warns_once(monkeypatch):

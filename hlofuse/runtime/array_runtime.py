@@ -21,7 +21,7 @@ from hlofuse.runtime.array_backend import ArrayBackend, Replay
 from hlofuse.runtime.array_program import Buffer, Program, Step, View, build_program
 from hlofuse.runtime.fused_program import FusedProgram
 from hlofuse.runtime.unit_builder import BuildFailure
-from hlofuse.runtime.xla_runtime import KernelInfo, build_kernels, complain, kernel_infos
+from hlofuse.runtime.xla_runtime import KernelInfo, build_kernels, complain, kernel_infos, problem_lines
 
 MAX_REPLAYS = 8      # recorded graphs of one program
 SEEN_ADDRESSES = 64  # how many earlier calls a new one is compared with
@@ -77,8 +77,7 @@ class ArrayExecutable:
         p = self.program
         memory = (f"{len(p.steps)} steps on {p.schedule.stream_count} stream(s); {p.arena_bytes} bytes of temporary "
                   f"memory for buffers of {p.requested}")
-        problems = [f"{i.name} runs through JAX: {problem}" for i, problem in self.problems.items()]
-        return "\n".join([memory, *problems, self.compilation.explain()])
+        return "\n".join([memory, *problem_lines(self.compilation, self.problems), self.compilation.explain()])
 
     # ------------------------------------------------------------------------------------------ memory
 

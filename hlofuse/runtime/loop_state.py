@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from hlofuse.codegen.kernel import KernelText
 from hlofuse.explore.launch_count import trip_count
+from hlofuse.fusion.called import CALLERS
 from hlofuse.hlo.module import Computation, Instruction
 
 MAX_STEPS = 4           # of one trip: each is compiled by itself
+MAX_TRIP = 400          # instructions, of all its steps
 LARGE_STATE = 1 << 14   # bytes whose copy costs more than a longer program
 
 Aliases = Mapping[Instruction, Mapping[int, int]]    # by kernel: operand -> the result that takes its memory
@@ -112,7 +114,14 @@ def _steps(loop: Instruction, body: Computation, texts: Mapping[Instruction, Ker
                 needed = max(needed, 2)
         elif producer is body.parameters[0]:
             needed = max(needed, len(_moves(body)[result]))
-    return min(needed, trips) if needed <= MAX_STEPS else 1
+    is_short = needed <= MAX_STEPS and needed * _size(body) <= MAX_TRIP
+    return min(needed, trips) if is_short else 1
+
+
+def _size(computation: Computation) -> int:
+    """Its instructions, a kernel being one, with those of what it calls."""
+    called = [c for i in computation.instructions if i.opcode in CALLERS for c in i.called]
+    return len(computation.instructions) + sum(map(_size, called))
 
 
 def _moves(body: Computation) -> dict[int, list[int]]:

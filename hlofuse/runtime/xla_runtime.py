@@ -64,23 +64,34 @@ class Executable:
         return kernel_infos(self.compilation, self.problems)
 
     def explain(self) -> str:
-        problems = [f"{i.name} runs through JAX: {problem}" for i, problem in self.problems.items()]
-        return "\n".join([*problems, self.compilation.explain()])
+        return "\n".join([*problem_lines(self.compilation, self.problems), self.compilation.explain()])
+
+
+def kernel_names(compilation: Any) -> dict[Instruction, str]:
+    """As the fused module's text has them; a kernel that is not the entry's has its computation's name before it."""
+    computations = computation_names(compilation.fused)
+    found: dict[Instruction, str] = {}
+    for part in compilation.parts:
+        names = instruction_names(part.computation)
+        place = "" if part.is_entry else f"{computations[part.computation]}/"
+        found.update((c.instruction, place + names[c.instruction]) for c in part.clusters)
+    return found
+
+
+def problem_lines(compilation: Any, problems: Mapping[Instruction, str]) -> list[str]:
+    names = kernel_names(compilation) if problems else {}
+    return [f"{names[i]} runs through JAX: {problem}" for i, problem in problems.items()]
 
 
 def kernel_infos(compilation: Any, problems: Mapping[Instruction, str]) -> tuple[KernelInfo, ...]:
-    """Of every cluster of a compilation that is a kernel; `problems` are those of kernels that are not called. Names
-    are those of the fused module's text, with the computation's before a kernel that is not the entry's."""
+    """Of every cluster of a compilation that is a kernel; `problems` are those of kernels that are not called."""
+    names = kernel_names(compilation)
     found = []
-    computations = computation_names(compilation.fused)
-    for part in compilation.parts:
-        names = instruction_names(part.computation)
-        place = "" if part is compilation.entry else f"{computations[part.computation]}/"
-        for c in part.clusters:
-            if c.segments:
-                code = c.kernel
-                found.append(KernelInfo(place + names[c.instruction], c.form, code.sources, code.launch, code.registers,
-                                        code.shared_bytes, problems.get(c.instruction)))
+    for c in compilation.clusters:
+        if c.segments:
+            code = c.kernel
+            found.append(KernelInfo(names[c.instruction], c.form, code.sources, code.launch, code.registers,
+                                    code.shared_bytes, problems.get(c.instruction)))
     return tuple(found)
 
 
@@ -117,7 +128,7 @@ def build_kernels(parts: Sequence[Any], platform: str) -> Built:
 def _build_for_host(parts: Sequence[Any]) -> Built:
     texts: dict[Instruction, KernelText] = {}
     problems: dict[Instruction, str] = {}
-    for part, c in ((part, c) for part in parts for c in part.clusters if c.segments):
+    for c, part in [(c, p) for p in parts for c in p.clusters if c.segments]:
         text = c.text_in("host")
         reason = call_worth.why_not_called(c.instruction, text, part.computation, part.is_entry)
         if reason is None:
