@@ -35,7 +35,7 @@ def with_called(found: FoundLoops, fuse: Callable[[Computation], Computation]) -
     reasons = {became[i.attrs["body"]]: reason for i, reason in found.refusals.items()}
     whiles = [i for i in new.instructions if i.opcode == "while"]
     return FoundLoops(new, frozenset(i for i in whiles if i.attrs["body"] in kernels),
-                      {i: reasons[i.attrs["body"]] for i in whiles if i.attrs["body"] in reasons})
+                      {i: reasons[i.attrs["body"]] for i in whiles if i.attrs["body"] in reasons}, found.notes)
 
 
 def state_for_xla(computation: Computation) -> dict[Instruction, str]:
