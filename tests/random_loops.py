@@ -54,6 +54,8 @@ def _step_program(r: np.random.Generator, kinds: list[str], width: int, operatio
                 f.append(x + jnp.asarray(TABLE)[m % 7])
             elif op == 9:
                 f.append(lax.fori_loop(0, 3, lambda j, z: z * 0.5 + jnp.sin(x) * j, y))    # noqa: B023
+            elif op == 11 and width > 1:
+                f.append(jnp.sin(x[..., :, None] - y[..., None, :]).sum(-1) * 0.3)
             elif op == 17:
                 f.append(lax.fori_loop(index % 2, index % 4, lambda j, z: jnp.tanh(z) + x, y))    # noqa: B023
             elif op == 18:

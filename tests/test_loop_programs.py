@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from test_loops import assert_all_same, assert_same
 
@@ -113,3 +114,42 @@ def test_what_lanes_would_write_for_such_numbers_stays_in_the_cache():
     x = jax.ShapeDtypeStruct((1000,), np.float32)
     for device in ("host", "h200"):
         assert "places" in next(iter(compile_function(energy, x, device=device).fusion.loop_refusals.values()))
+
+
+def outer_mean(x):
+    return (jnp.sin(x[:, :, None] - x[:, None, :]).sum(2) * 0.1 + x) * 0.5
+
+
+BESIDE_ITSELF = {
+    "a matrix plus its transpose": (lambda x: (x + jnp.swapaxes(x, 1, 2)) * 0.5 + 1, normal(50, 3, 3)),
+    "a matrix minus its transpose": (lambda x: x - jnp.swapaxes(x, 1, 2) * 0.5, normal(50, 3, 3)),
+    "a product with the transpose": (lambda x: 1.5 * x - 0.5 * x @ jnp.swapaxes(x, 1, 2) @ x, normal(50, 3, 3) * 0.1),
+    "a Gram matrix": (jax.vmap(lambda x: x @ x.T @ x * 0.1), normal(50, 2, 3)),
+    "all pairs": (outer_mean, normal(50, 4)),
+    "an outer product": (lambda x: (x[:, :, None] * x[:, None, :]).sum(2) * 0.1 + x, normal(50, 4)),
+    "a permutation of its own": (jax.vmap(lambda p: p[p]), RNG.integers(0, 5, (50, 5)).astype(np.int32)),
+}
+
+
+def loop_of(name):
+    body, x = BESIDE_ITSELF[name]
+    return (lambda x: lax.fori_loop(0, 4, lambda _, x: body(x), x)), (x,)
+
+
+def test_the_values_of_arrays_beside_themselves_with_other_axes():
+    assert_all_same({name: (*loop_of(name), 1e-5) for name in BESIDE_ITSELF})
+
+
+@pytest.mark.parametrize("name", BESIDE_ITSELF)
+def test_an_array_beside_itself_with_other_axes_keeps_its_lanes(name):
+    fn, args = loop_of(name)
+    compilation = compile_function(fn, *args, device="h200")
+    assert [c.form for c in compilation.clusters] == ["time loop"], compilation.explain()
+
+
+def test_lanes_that_are_mixed_by_a_transpose_stay_a_loop():
+    def mixed(x):
+        return lax.fori_loop(0, 4, lambda _, x: (x + jnp.swapaxes(x, 0, 1)) * 0.5, x)
+
+    assert_same(mixed, normal(40, 40, 3))
+    assert "places" in next(iter(compile_function(mixed, normal(40, 40, 3)).fusion.loop_refusals.values()))

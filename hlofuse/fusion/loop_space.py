@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
 from hlofuse.hlo.module import Instruction
+from hlofuse.hlo.opcode import OPCODES, Kind
 from hlofuse.hlo.shape import Shape
 
 if TYPE_CHECKING:
@@ -175,13 +176,48 @@ def mixed_by(i: Instruction, number: int, axes: Axes) -> int:
     if i.opcode in ("slice", "pad", "reverse", "dynamic-slice", "concatenate", "dynamic-update-slice"):
         return _atoms(operand, _touched(i, operand), axes) | _atoms(i, _touched(i, operand), axes)
     if i.opcode == "gather" and number == 0:
-        whole = [n == m for n, m in zip(operand.dims, i.attrs["slice_sizes"], strict=True)]
-        return _atoms(operand, [d for d, w in enumerate(whole) if not w], axes)
+        own = {d for d, r in _batches_of_gather(i) if axes.dims(operand)[d] == axes.dims(i)[r]}
+        sizes = enumerate(zip(operand.dims, i.attrs["slice_sizes"], strict=True))
+        return _atoms(operand, [d for d, (n, m) in sizes if n != m and d not in own], axes)
     if i.opcode == "gather":
         vector = i.attrs["index_vector_dim"]
         numbers = _atoms(operand, [vector], axes) if vector < len(operand.dims) else 0
         return numbers | axes.mask(operand) & ~axes.mask(i)
-    return axes.mask(operand) | axes.mask(i)
+    pairs = _same_dimensions(i, number)
+    if pairs is None:
+        return axes.mask(operand) | axes.mask(i)
+    # A matrix beside its own transpose: of the axes that both have, only those that lie elsewhere are mixed.
+    moved = [(d, r) for d, r in pairs if axes.dims(operand)[d] != axes.dims(i)[r]]
+    alone = set(range(len(operand.dims))).difference(d for d, _ in pairs)
+    return _atoms(operand, [*alone, *(d for d, _ in moved)], axes) | _atoms(i, [r for _, r in moved], axes)
+
+
+def _same_dimensions(i: Instruction, number: int) -> list[tuple[int, int]] | None:
+    """(operand's, result's) dimensions along which an instruction reads an operand where it writes, if they have the
+    same axes; None where it is not that simple."""
+    operand = i.operands[number]
+    if i.opcode == "broadcast":
+        return list(enumerate(i.attrs["dimensions"]))
+    if i.opcode == "transpose":
+        return [(d, r) for r, d in enumerate(i.attrs["dimensions"])]
+    if i.opcode == "dot":
+        batch = [i.attrs["lhs_batch_dims"], i.attrs["rhs_batch_dims"]]
+        summed = [i.attrs["lhs_contracting_dims"], i.attrs["rhs_contracting_dims"]]
+        ranks = [len(o.dims) for o in i.operands]
+        free = [[d for d in range(ranks[n]) if d not in batch[n] and d not in summed[n]] for n in (0, 1)]
+        first = len(batch[0]) + (len(free[0]) if number else 0)
+        return [*((d, r) for r, d in enumerate(batch[number])), *((d, first + r) for r, d in enumerate(free[number]))]
+    if OPCODES[i.opcode].kind is Kind.ELEMENTWISE and operand.dims == i.dims:
+        return [(d, d) for d in range(len(i.dims))]
+    return None
+
+
+def _batches_of_gather(i: Instruction) -> list[tuple[int, int]]:
+    """(operand's, result's) dimensions of a gather's batches."""
+    indices = [d for d in range(len(i.operands[1].dims)) if d != i.attrs["index_vector_dim"]]
+    results = [d for d in range(len(i.dims)) if d not in i.attrs["offset_dims"]]
+    pairs = zip(i.attrs["operand_batching_dims"], i.attrs["start_indices_batching_dims"], strict=True)
+    return [(d, results[indices.index(at)]) for d, at in pairs]
 
 
 def _touched(i: Instruction, operand: Instruction) -> list[int]:
