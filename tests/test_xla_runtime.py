@@ -14,7 +14,7 @@ import pytest
 
 import hlofuse
 from hlofuse import HlofuseWarning
-from hlofuse.runtime import xla_runtime
+from hlofuse.runtime import call_worth, xla_runtime
 from hlofuse.runtime.unit_builder import BuildFailure
 
 
@@ -135,7 +135,7 @@ def test_memory_is_not_given_away_while_a_later_result_reads_it():
 
 
 def test_work_that_is_less_than_a_call_is_left_to_xla(monkeypatch):
-    monkeypatch.setattr(xla_runtime, "CALL_WORK", 512)
+    monkeypatch.setattr(call_worth, "CALL_WORK", 512)
     compiled = hlofuse.jit(lambda x: x + 1).lower(np.ones(8, np.float32)).compile()
     assert "less than a call" in compiled.kernels[0].problem
     assert "custom-call" not in compiled.as_text()
