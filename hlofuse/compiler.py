@@ -266,7 +266,7 @@ class _Fuser:
     def entry(self, computation: Computation, wishes: Wishes = Wishes()) -> FusedComputation:  # noqa: B008 (frozen)
         return replace(self._fuse(computation, wishes), is_entry=True)
 
-    def _fuse(self, computation: Computation, wishes: Wishes = Wishes()) -> FusedComputation:  # noqa: B008 (frozen)
+    def _fuse(self, computation: Computation, wishes: Wishes, caller: Instruction | None = None) -> FusedComputation:
         device = self.device
         texts: dict[Instruction, KernelText] = {}
 
@@ -282,14 +282,14 @@ class _Fuser:
             return self.measurer([texts[k.instruction] if k.segments else None for k in planned])
 
         fused = fuse_computation(computation, device, self.method, accept, measure if self.measurer else None, wishes,
-                                 self._called)
+                                 self._called, caller)
         clusters = tuple(Cluster(k.instruction, k.segments, k.cost, k.refusal, device,
                                  {device.dialect: texts[k.instruction]} if k.segments else {}) for k in fused.kernels)
         return FusedComputation(computation, fused, clusters)
 
-    def _called(self, computation: Computation) -> Computation:
+    def _called(self, computation: Computation, caller: Instruction) -> Computation:
         if computation not in self._bodies:
-            self._bodies[computation] = self._fuse(computation)
+            self._bodies[computation] = self._fuse(computation, Wishes(), caller)
         return self._bodies[computation].computation
 
 

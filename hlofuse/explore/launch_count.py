@@ -1,7 +1,8 @@
 """What a device runs for a fused module: kernels, library calls, opaque operations, and the bytes that they move.
 
-Loop bodies count times their trips (an unknown trip count once). A library call is one launch if its operands and
-result are plain strided-batched layouts, otherwise its copies count too; its epilogue is part of it (epilogues.py).
+Loop bodies count times their trips; where these are unknown once, with the condition, which is not asked otherwise. A
+library call is one launch if its operands and result are plain strided-batched layouts, otherwise its copies count too;
+its epilogue is part of it (epilogues.py).
 """
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ class _Counter:
 
     def _standing(self, i: Instruction) -> LaunchCount:
         if i.opcode == "while":
-            trips = trip_count(i)
-            return (self.count(i.attrs["body"]) + self.count(i.attrs["condition"])) * (1 if trips is None else trips)
+            trips, body = trip_count(i), self.count(i.attrs["body"])
+            return body * trips if trips is not None else body + self.count(i.attrs["condition"])
         if i.opcode == "conditional":
             return max((self.count(b) for b in i.attrs["branch_computations"]), key=lambda c: c.total)
         if i.opcode == "call":

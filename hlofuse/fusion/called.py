@@ -1,7 +1,7 @@
 """What a computation calls and no kernel computes: bodies and conditions of loops, branches, and calls not inlined.
 
 Each is fused as a program of its own, once, and called in the place of what it was. Of a loop's step two things stay
-XLA's: the count of the trips, which it has to understand, and a slice written into the state, which it writes in place.
+XLA's: the count of trips by which it knows their number, and a slice written into the state, which it writes in place.
 """
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ IN_PLACE = "it writes a slice into a loop's state, in place"
 POSITION = "it says where a slice of a loop's state is written"
 
 
-def with_called(found: FoundLoops, fuse: Callable[[Computation], Computation]) -> FoundLoops:
-    """The same program, with what its calls (and loops that stay loops) run replaced by what `fuse` makes of it."""
+def with_called(found: FoundLoops, fuse: Callable[[Computation, Instruction], Computation]) -> FoundLoops:
+    """The same program, with what its calls (and loops that stay loops) run replaced by what `fuse(callee, caller)` makes
+    of it."""
     replace: dict[Instruction, Instruction] = {}
     became: dict[Computation, Computation] = {}
     for i in found.computation.instructions:
         if i.opcode in CALLERS and i not in found.loops:
-            became.update((c, fuse(c)) for c in i.called if c not in became)
+            became.update((c, fuse(c, i)) for c in i.called if c not in became)
             if any(became[c] is not c for c in i.called):
                 attrs = {key: replaced_callees(value, became) for key, value in i.attrs.items()}
                 replace[i] = with_changes(i, attrs=attrs)
@@ -38,15 +39,16 @@ def with_called(found: FoundLoops, fuse: Callable[[Computation], Computation]) -
                       {i: reasons[i.attrs["body"]] for i in whiles if i.attrs["body"] in reasons}, found.notes)
 
 
-def state_for_xla(computation: Computation) -> dict[Instruction, str]:
+def state_for_xla(computation: Computation, caller: Instruction | None) -> dict[Instruction, str]:
     """What of a loop's body or condition is left to XLA, each with the reason."""
-    if len(computation.parameters) != 1 or computation.parameters[0].shape != computation.root.shape:
-        return _condition_for_xla(computation)
-    if computation.root.opcode != "tuple":
+    if caller is None or caller.opcode != "while":
         return {}
+    compared = _counters(caller.attrs["condition"])
+    if computation.root.opcode != "tuple":
+        return {computation.root: COUNTED} if compared and computation.root.opcode == "compare" else {}
     left: dict[Instruction, str] = {}
     for k, update in enumerate(computation.root.operands):
-        if _counts(update, k):
+        if k in compared and _counts(update, k):
             left[update] = COUNTED
         while update.opcode == "dynamic-update-slice" and _ends_in_element(update, k):
             left[update] = IN_PLACE
@@ -59,13 +61,13 @@ def state_for_xla(computation: Computation) -> dict[Instruction, str]:
     return left
 
 
-def _condition_for_xla(condition: Computation) -> dict[Instruction, str]:
-    """The comparison of a counter with its end, by which XLA knows the number of trips."""
-    root = condition.root
-    if root.opcode != "compare" or len(condition.parameters) != 1:
-        return {}
-    counts = all(_is_integer(o) and o.opcode in ("get-tuple-element", "constant") for o in root.operands)
-    return {root: COUNTED} if counts else {}
+def _counters(condition: Computation) -> list[int]:
+    """The elements of the state that a condition compares with an end, by which XLA knows the number of trips."""
+    compared = condition.root.operands
+    if condition.root.opcode != "compare" or not all(
+            _is_integer(o) and o.opcode in ("get-tuple-element", "constant") for o in compared):
+        return []
+    return [o.attrs["index"] for o in compared if o.opcode == "get-tuple-element"]
 
 
 def _is_integer(i: Instruction) -> bool:

@@ -71,26 +71,27 @@ class Fused:
 
 Accept = Callable[[Instruction, Sequence[Segment]], str | None]
 Measure = Callable[[Sequence[PlannedKernel]], Sequence[Measured | None]]
-FuseCalled = Callable[[Computation], Computation]
+FuseCalled = Callable[[Computation, Instruction], Computation]
 
 
 def fuse_computation(computation: Computation, device: DeviceSpec, method: str = "coloring",
                      accept: Accept = lambda fusion, segments: None, measure: Measure | None = None,
-                     wishes: Wishes = Wishes(), fuse_called: FuseCalled = lambda c: c) -> Fused:  # noqa: B008 (frozen)
+                     wishes: Wishes = Wishes(), fuse_called: FuseCalled = lambda c, caller: c,  # noqa: B008 (frozen)
+                     caller: Instruction | None = None) -> Fused:
     """Colors a computation and plans its kernels; `accept` may refuse a launch with a reason, `measure` tells the
-    registers of kernels that were accepted, `fuse_called` fuses what is called (called.py). `Refusal` if two that
-    `wishes` force into one kernel may not share one."""
+    registers of kernels that were accepted, `fuse_called` fuses what is called (called.py), and `caller` is what calls
+    this computation. `Refusal` if two that `wishes` force into one kernel may not share one."""
     with collector_paused():
-        return _fuse(computation, device, method, accept, measure, wishes, fuse_called)
+        return _fuse(computation, device, method, accept, measure, wishes, fuse_called, caller)
 
 
 def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Accept, measure: Measure | None,
-          wishes: Wishes, fuse_called: FuseCalled) -> Fused:
+          wishes: Wishes, fuse_called: FuseCalled, caller: Instruction | None) -> Fused:
     found = with_called(find_loops(computation, is_fusible, accept, device), fuse_called)
     computation = found.computation
     # On a GPU the library does more than the product; elsewhere these are instructions like any other.
     epilogues = find_epilogues(computation) if device.library_epilogues else {}
-    left = (state_for_xla(computation) | scatters_for_xla(computation, device)
+    left = (state_for_xla(computation, caller) | scatters_for_xla(computation, device)
             | cumulatives_for_xla(computation, device))
     graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members], left, found.loops)
     costs = KernelCosts(graph, device)
