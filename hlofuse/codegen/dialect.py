@@ -56,6 +56,8 @@ class Dialect:
     time_lanes: int         # lanes of one thread that run a loop in step
     time_minimum: int       # as `vector_minimum`, for loops: an axis of its own is cheaper than flattened indices
     tile_bytes: int         # of what loops leave to later ones in all lanes of a thread; 0: that is in memory
+    block_minimum: int      # as `vector_minimum`, for the points of a loop that a block runs,
+    block_lanes: int        # and accumulators of one thread in it: enough to hide the latency of one
 
     @property
     def prelude(self) -> str:
@@ -152,14 +154,14 @@ HOST = Dialect(
     column_lanes=1024, column_threads=1, keep_elements=16384, keep_loads=False, vector_bytes=0, group_threads=1,
     vector_minimum=48, unroll_minor=4, short_row=24, tile_elements=8192, transpose_threads=1, transpose_tile=128,
     split_below=8, chunk_elements=16384, column_blocks=16, row_batch=1, column_batch=1,
-    time_lanes=256, time_minimum=16, tile_bytes=512 * 1024)
+    time_lanes=256, time_minimum=16, tile_bytes=512 * 1024, block_minimum=8, block_lanes=256)
 
 CUDA = Dialect(
     name="cuda", threads=256, max_row_threads=1024, lanes=4, row_lanes=4,
     column_lanes=1, column_threads=128, keep_elements=16, keep_loads=True, vector_bytes=16, group_threads=256,
     vector_minimum=512, unroll_minor=0, short_row=0, tile_elements=2048, transpose_threads=256, transpose_tile=32,
     split_below=264, chunk_elements=4096, column_blocks=1056, row_batch=4, column_batch=8,
-    time_lanes=1, time_minimum=512, tile_bytes=0)
+    time_lanes=1, time_minimum=512, tile_bytes=0, block_minimum=1 << 30, block_lanes=1)
 
 # CUDA's text under another prelude, in which the threads of a block are fibers on the CPU and everything is checked.
 SIMT = replace(CUDA, name="simt")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from hlofuse.codegen.block_loop import write_block_loop
 from hlofuse.codegen.column_forms import write_column, write_short_row, write_split_column
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.row_forms import write_row, write_split_row
@@ -112,6 +113,7 @@ FORMS: dict[str, Callable[[Nest], int]] = {
     "scanned row": write_scanned_row,
     "scanned column": write_scanned_column,
     "time loop": write_time_loop,
+    "block loop": write_block_loop,
 }
 
 
@@ -122,6 +124,8 @@ def choose_form(nest: Nest) -> str:
         return "scatter"
     if plan.scans:
         return "scanned row" if plan.lanes_reduced else "scanned column"
+    if plan.block is not None:
+        return "block loop"
     if plan.loops:
         return "time loop"
     if not plan.levels:

@@ -50,6 +50,8 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     if short_rows:
         dialect = replace(dialect, column_lanes=SHORT_ROW_LANES)
     axes = plan.axes
+    if plan.block is not None:
+        return Sizing(axes, (), (), _block_threads(plan.block.points, dialect), 1, 1, 1)
     if plan.scans and plan.lanes_reduced:
         return _size_row(plan, plan.parallel, (), plan.reduced,
                          replace(dialect, max_row_threads=min(dialect.max_row_threads, dialect.threads)))
@@ -139,6 +141,11 @@ def lane_tile_bytes(plan: Plan) -> int:
     lanes = math.prod(a.size for a in plan.axes)
     return sum(r.array.byte_size // lanes for r in left_to_loops(plan.computation)
                if r not in plan.computation.outputs and plan.analysis.mask(r) & plan.domain_mask)
+
+
+def _block_threads(points: int, dialect: Dialect) -> int:
+    """Of a block that holds a tile: its largest array, within what leaves each thread registers enough."""
+    return 1 if dialect.threads == 1 else max(32, min(dialect.max_row_threads // 2, _power_of_two(points)))
 
 
 def _size_row(plan: Plan, outer: tuple[Axis, ...], loop: tuple[Axis, ...], vector: tuple[Axis, ...],

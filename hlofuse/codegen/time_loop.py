@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hlofuse.codegen.contraction import products_in_sums
 from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.lanes import Carry, part_type
+from hlofuse.codegen.loop_counters import place_counters
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.scalar_expr import c_type, literal_expr, storage_type
 from hlofuse.codegen.step_runs import StepRunWriter
@@ -21,7 +22,7 @@ from hlofuse.codegen.values import EmitError, Key
 from hlofuse.fusion.loop_space import MAX_PLACES, loops_of, span
 from hlofuse.fusion.loop_structure import LoopStructure, loop_structure
 from hlofuse.fusion.plan import stacked_results
-from hlofuse.hlo.index_map import ZERO, Indices, linearize, to_c
+from hlofuse.hlo.index_map import ZERO, Indices, linearize
 from hlofuse.hlo.module import Instruction, post_order
 from hlofuse.hlo.opcode import OPCODES
 from hlofuse.hlo.shape import COMPLEX
@@ -148,15 +149,7 @@ class _Writer(StepRunWriter):
         for reader, k in s.elements.items():
             if k in by_index:
                 v.sources[reader] = _same(self.element_of_carry, by_index[k])
-            elif s.counter is not None and k in s.counter.counts:
-                count = s.position(reader, step)
-                assert count is not None
-                v.sources[reader] = _always(to_c(count))
-        if s.counter is not None:
-            numbers = {i for i in s.values if i.opcode in ("add", "subtract", "select") and not i.dims}
-            for i in (*numbers, *s.elements):
-                if (i in numbers or s.elements[i] in s.counter.counts) and (p := s.position(i, step)) is not None:
-                    v.positions[i] = p
+        place_counters(v, s, step)
         for t in s.stacked:
             for read in t.reads:
                 v.sources[read] = self.slice_reader(s, t, read)

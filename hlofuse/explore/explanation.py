@@ -144,12 +144,23 @@ def _cluster(name: str, cluster: Any, inside: _Inside) -> Iterator[str]:
     cost = cluster.cost
     how = f"form {cluster.form}" if cluster.segments else f"runs through JAX ({cluster.refusal})"
     yield f"{name}: {how}"
+    if cluster.segments and cluster.segments[0].plan.block is not None:
+        yield f"  {_block_loop(cluster)}"
     yield (f"  {_count(inside.count, 'instruction')}, {cost.flops:.4g} operations W, {cost.bytes} bytes Q, "
            f"intensity W/Q {cost.intensity:.3g}, about {cost.registers} registers")
     yield (f"  T_op {cost.time_us:.2f} us (launch {cost.launch_us:.2f}, compute {cost.compute_us:.2f}, "
            f"memory {cost.memory_us:.2f}); T_saved {inside.saved_us:.2f} us against a kernel for each "
            "instruction")
     yield ""
+
+
+def _block_loop(cluster: Any) -> str:
+    block, text = cluster.segments[0].plan.block, cluster.text
+    counter = block.structure.counter
+    steps = "steps until data ends them" if counter is None else _count(counter.trips, "step")
+    blocks = f"{_count(text.blocks, 'block')} of {_count(text.threads, 'thread')}"
+    return (f"{steps} in {blocks}; a block holds arrays of up to {block.points} points in {text.shared_bytes} bytes, "
+            f"and waits {_count(block.phases, 'time')} a step")
 
 
 def _library(fused: Fused, device: DeviceSpec) -> Iterator[str]:

@@ -70,6 +70,13 @@ class Axes:
             for a, b in zip(self._raw[first], self._raw[second], strict=True):
                 self._unify(a, b)
 
+    def split(self, atom: int, outer: int) -> tuple[int, int]:
+        """An atom as two, the outer one of so many points, in every value that has it. Before anything is read."""
+        assert not self._resolved, "the axes have been read already"
+        self._split(self._find(atom), outer)
+        first, second = self._children[self._find(atom)] or ()
+        return first, second
+
     # --- union and split ------------------------------------------------------------------------------------------
 
     def _new(self, size: int) -> Dim:

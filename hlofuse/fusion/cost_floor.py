@@ -32,7 +32,7 @@ class KernelFloors:
         large, small = (sorted(kind.intersection(order)) for kind in (costs._large, costs._small))
         least = self._time(0.0, sum(costs._loop_results.least_bytes(v) if v in costs._loops else costs._bytes[v]
                                     for v in outs))
-        if any(v < order[0] or v in order for v in (*costs._scatters, *costs._scans, *costs._loops)):
+        if any(v < order[0] or v in order for v in (*costs._scatters, *costs._scans, *costs._loops, *costs._blocks)):
             return least   # a scatter, scan or loop that is there or may join decides the domain
         try:
             scheduled, domain, reduced = costs._domain(large, small, outs, ())

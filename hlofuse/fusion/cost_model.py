@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from hlofuse.fusion.block_cost import block_cost
 from hlofuse.fusion.constraints import Constraint
 from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
@@ -95,12 +96,14 @@ class KernelCosts:
         self._wide = {v for v, i in enumerate(instructions) if any(s.dtype.itemsize >= 8 for s in arrays_of(i))}
         self._rates = {"fp": device.fp32_rate, "int": device.int_rate, "special": device.special_rate,
                        "div": device.div_rate, "f64": device.fp64_rate}
-        self._loops = {v: LoopCost(i, axes) for v, i in enumerate(instructions) if i in graph.loops}
+        self._loops = {v: LoopCost(i, axes) for v, i in enumerate(instructions)
+                       if i in graph.loops and i not in graph.blocks}
+        self._blocks = {v: graph.blocks[i] for v, i in enumerate(instructions) if i in graph.blocks}
         for v, loop in self._loops.items():
             self._mask[v] = loop.space.lanes | loop.space.inner
             self._inner[v] = loop.inner_atom
             self._size[v] = loop.lanes
-        self._runs_once = once = self._scatters.keys() | self._scans.keys() | self._loops.keys()
+        self._runs_once = once = self._scatters.keys() | self._scans.keys() | self._loops.keys() | self._blocks.keys()
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
         self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once
                             for v, fixed in enumerate(self.is_fixed)]
@@ -136,7 +139,7 @@ class KernelCosts:
     # --- what the coloring asks ---------------------------------------------------------------------------------------
 
     def conflict(self, u: int, v: int) -> bool:
-        if u in self._loops or v in self._loops:
+        if u in self._loops or v in self._loops or u in self._blocks or v in self._blocks:
             return self.loop_conflict(u, v) is not None
         if not (self.may_conflict[u] and self.may_conflict[v]):
             return False
@@ -145,6 +148,8 @@ class KernelCosts:
 
     def loop_conflict(self, u: int, v: int) -> str | None:
         """Why no kernel runs a loop and another vertex."""
+        if u in self._blocks or v in self._blocks:
+            return "a loop that a block runs is a kernel of its own"
         other = v if u in self._loops else u
         if other in self._large:
             return "a reduction of more than a lane holds"
@@ -203,6 +208,8 @@ class KernelCosts:
             raise Refusal("no side effects", "a library call or an opaque operation stands alone")
         if len(order) > MAX_MEMBERS:
             raise Refusal("memory", f"{len(order)} instructions, the limit is {MAX_MEMBERS}")
+        if self._blocks and not self._blocks.keys().isdisjoint(order):
+            return self._weigh_block(order, outs)
         chosen = set(order)
         for constraint in self.constraints if constrained else ():
             if constraint.is_broken_by(chosen):
@@ -235,6 +242,14 @@ class KernelCosts:
                 raise Refusal("shape", "{} covers other axes than the kernel", self.graph.vertices[v].instruction)
         sites = self._sites(order, outs, scheduled, domain, inside, bool(loops))
         return self._weigh(order, chosen, outs, scheduled, domain, reduced, sites, scatters, loops)
+
+    def _weigh_block(self, order: Sequence[int], outs: Sequence[int]) -> CostEstimate:
+        """A loop that a block runs: it reads what its state begins with, and writes what is used of it."""
+        if len(order) > 1:
+            raise Refusal("producer-consumer", "a loop that a block runs is a kernel of its own")
+        moved = sum(self._bytes[target] for target in {edge.target for edge in self._edges[order[0]]})
+        moved += sum([self._bytes[v] for v in outs])
+        return block_cost(self._blocks[order[0]], moved, self.device)
 
     def _domain(self, large: Sequence[int], small: Sequence[int],
                 outs: Sequence[int], scans: Sequence[int]) -> tuple[list[int], int, int]:

@@ -29,6 +29,8 @@ class BlockLimits:
     partial_bytes: int    # and the most partial results of one column block
     kept_bytes: int       # of a row, that its block keeps between passes
     per_sm: int           # blocks of one SM that share the cache
+    block_bytes: int      # of the arrays of a loop that one block runs: shared memory, or what stays near a core;
+    joined_bytes: int     # several small ones are one block's
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ _GPU_BLOCKS = BlockLimits(
     lanes=CUDA.lanes, group_threads=32, row_threads=CUDA.max_row_threads, scan_threads=256,
     column_width=CUDA.column_threads, split_below=CUDA.split_below, split_elements=1 << 14,
     chunk_elements=CUDA.chunk_elements, row_chunks=1024, split_blocks=CUDA.column_blocks, partial_bytes=65536,
-    kept_bytes=4 * CUDA.keep_elements * CUDA.max_row_threads, per_sm=4)
+    kept_bytes=4 * CUDA.keep_elements * CUDA.max_row_threads, per_sm=4, block_bytes=48 * 1024, joined_bytes=0)
 
 
 def _gpu(name: str, arch: str, sm_count: int, clock_ghz: float, bandwidth_gbs: float, memory_gb: float, l2_mb: float,
@@ -108,7 +110,7 @@ DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (
                fp32_rate=4e4, int_rate=3e4, special_rate=2.5e3, div_rate=8e3, fp64_rate=2e4, matmul_rate=1e5,
                half_matmul_rate=5e4, latency_bytes=0.0, thread_bytes=0.0, tile_bytes=HOST.tile_bytes,
                busy_lanes=0, overlap_loss=0.15, strided_penalty=1.15, library_epilogues=False,
-               blocks=replace(_GPU_BLOCKS, split_blocks=16)),
+               blocks=replace(_GPU_BLOCKS, split_blocks=16, block_bytes=256 * 1024, joined_bytes=16 * 1024)),
 )}
 # The H200's kernels, executed thread by thread on the CPU.
 DEVICES["simt"] = replace(DEVICES["h200"], name="simt")

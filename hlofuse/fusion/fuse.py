@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hlofuse.errors import HlofuseWarning
+from hlofuse.fusion.block_loop import plan_block_loop
 from hlofuse.fusion.called import state_for_xla, with_called
 from hlofuse.fusion.coloring import collector_paused, color_graph
 from hlofuse.fusion.constraints import Constraint, Pair, Wishes
@@ -93,7 +94,8 @@ def _fuse(computation: Computation, device: DeviceSpec, method: str, accept: Acc
     epilogues = find_epilogues(computation) if device.library_epilogues else {}
     left = (state_for_xla(computation, caller) | scatters_for_xla(computation, device)
             | cumulatives_for_xla(computation, device))
-    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members], left, found.loops)
+    graph = FusionGraph(computation, [m for e in epilogues.values() for m in e.members], left, found.loops,
+                        found.blocks)
     costs = KernelCosts(graph, device)
     costs.constraints.extend(Constraint(frozenset(pair), 1, "forbidden", "these two were asked to be apart")
                              for pair in wishes.forbid)
@@ -130,7 +132,7 @@ def _plan_launches(graph: FusionGraph, costs: KernelCosts, coloring: Coloring,
     planned: list[PlannedKernel] = []
     refused: list[Constraint] = []
     for launch, fusion in zip(launches, outlined.fusions, strict=True):
-        segments, reason = _plan(fusion, graph, launch, accept)
+        segments, reason = _plan(fusion, costs, launch, accept)
         if not segments:
             why = f"an earlier round found no plan for a kernel of these ({reason})"
             refused.extend(Constraint.not_all(k.members, "producer-consumer", why)
@@ -157,11 +159,11 @@ def _launch_cost(costs: KernelCosts, launch: Sequence[Kernel]) -> CostEstimate:
     return parts[0] if len(parts) == 1 else CostEstimate.packed(parts)
 
 
-def _plan(fusion: Instruction, graph: FusionGraph, launch: Sequence[Kernel],
+def _plan(fusion: Instruction, costs: KernelCosts, launch: Sequence[Kernel],
           accept: Accept) -> tuple[tuple[Segment, ...], str | None]:
     body: Computation = fusion.attrs["calls"]
     try:
-        segments = tuple(_segments(body, graph, launch))
+        segments = tuple(_segments(body, costs, launch))
     except Refusal as refusal:
         return (), f"{refusal.rule}: {refusal}"
     with deep_recursion():
@@ -169,9 +171,12 @@ def _plan(fusion: Instruction, graph: FusionGraph, launch: Sequence[Kernel],
     return (segments, None) if reason is None else ((), reason)
 
 
-def _segments(body: Computation, graph: FusionGraph, launch: Sequence[Kernel]) -> Iterator[Segment]:
+def _segments(body: Computation, costs: KernelCosts, launch: Sequence[Kernel]) -> Iterator[Segment]:
+    graph = costs.graph
     if len(launch) == 1:
-        yield Segment(plan_cluster(body), tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
+        in_block = any(graph.vertices[v].instruction in graph.blocks for v in launch[0].members)
+        plan = plan_block_loop(body, costs.device.blocks.joined_bytes) if in_block else plan_cluster(body)
+        yield Segment(plan, tuple(range(len(body.parameters))), tuple(range(len(body.outputs))))
         return
     position = {r: n for n, r in enumerate(r for v in sorted(_union(launch)[1]) for r in graph.vertices[v].results)}
     for kernel in launch:

@@ -15,7 +15,7 @@ from hlofuse.codegen.element_reads import splat_literal
 from hlofuse.codegen.scalar_expr import has_scalar_expr
 from hlofuse.fusion.axes import Axes
 from hlofuse.fusion.cumulative import is_scanned
-from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, reduced_size
+from hlofuse.fusion.plan import INLINE_REDUCTION, NESTED_REDUCTION, Plan, reduced_size
 from hlofuse.fusion.scatter import scatter_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
@@ -40,14 +40,16 @@ class FusionGraph:
     """Vertices of one computation in post-order, with their edges."""
 
     def __init__(self, computation: Computation, epilogues: Collection[Instruction] = (),
-                 left: Mapping[Instruction, str] | None = None, loops: Collection[Instruction] = ()) -> None:
+                 left: Mapping[Instruction, str] | None = None, loops: Collection[Instruction] = (),
+                 blocks: Mapping[Instruction, Plan] | None = None) -> None:
         """`epilogues` are computed by the library call before them (see epilogues.py): they are fixed too, and so is
         what is `left` to XLA for a reason. `loops` may be members of kernels (see loops.py), other `while` instructions
-        may not."""
+        may not; of `blocks` each is a kernel of its own."""
         self.computation = computation
         self.epilogues = frozenset(epilogues)
         self.left = left or {}
         self.loops = frozenset(loops)
+        self.blocks = blocks or {}
         users = computation.users
         self.loop_states = {loop.operands[0] for loop in self.loops
                             if all(u in self.loops for u in users[loop.operands[0]])}

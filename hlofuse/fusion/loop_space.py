@@ -47,7 +47,7 @@ def loop_space(loop: Instruction, axes: Axes) -> LoopSpace:
     try:
         return _space(loop, axes, frozenset())
     except LoopRefusal:
-        uniform = _uniform_carries(loop_structure(loop))
+        uniform = uniform_carries(loop_structure(loop))
         if not uniform:
             raise
         return _space(loop, axes, uniform)
@@ -71,19 +71,19 @@ def _space(loop: Instruction, axes: Axes, uniform: frozenset[int]) -> LoopSpace:
     lanes = -1
     for value in carried:
         lanes &= axes.mask(value)
-    lanes = lanes & ~_mixed(structures, moving, axes) if carried else 0
+    lanes = lanes & ~mixed_atoms(structures, moving, axes) if carried else 0
     for s in structures:
         if s.lanes_leave and axes.mask(s.predicate) & ~lanes:
-            raise LoopRefusal("lanes", f"the condition {_text(s.predicate)} is not one number for each lane")
+            raise LoopRefusal("lanes", f"the condition {value_text(s.predicate)} is not one number for each lane")
     inner, words = 0, 0.0
     for value in (*carried, *copied):
         rest = axes.mask(value) & ~lanes
         if value in copied and axes.mask(value) & lanes:
-            raise LoopRefusal("shape", f"{_text(value)} is the same for all lanes and has their axes")
+            raise LoopRefusal("shape", f"{value_text(value)} is the same for all lanes and has their axes")
         places = span(rest, axes)
         if places > MAX_PLACES:
-            raise LoopRefusal("shape", f"{_text(value)} has {places} places beyond the axes that all carries share and "
-                              f"no step mixes, the limit is {MAX_PLACES}")
+            raise LoopRefusal("shape", f"{value_text(value)} has {places} places beyond the axes that all carries "
+                              f"share and no step mixes, the limit is {MAX_PLACES}")
         inner |= rest
         words += places * max(1.0, value.array.dtype.itemsize / 4)
     if words > MAX_REGISTERS:
@@ -93,7 +93,7 @@ def _space(loop: Instruction, axes: Axes, uniform: frozenset[int]) -> LoopSpace:
     return LoopSpace(lanes, inner)
 
 
-def _uniform_carries(s: LoopStructure) -> frozenset[int]:
+def uniform_carries(s: LoopStructure) -> frozenset[int]:
     """Small arrays whose new value needs no other array carry: the key of a random number generator."""
     found = {k for k in s.carries if 1 < s.shape(k).size <= MAX_PLACES}
     arrays = {k for k in s.carries if s.shape(k).size > 1} | {t.index for t in s.stacked if t.reads}
@@ -108,7 +108,7 @@ def _uniform_carries(s: LoopStructure) -> frozenset[int]:
         found = kept
 
 
-def _text(value: Instruction) -> str:
+def value_text(value: Instruction) -> str:
     return f"{value.element_type}[{','.join(map(str, value.dims))}]"
 
 
@@ -150,7 +150,7 @@ def lane_dependent(structures: list[LoopStructure], uniform: frozenset[int]) -> 
     return frozenset(found)
 
 
-def _mixed(structures: list[LoopStructure], moving: frozenset[Instruction], axes: Axes) -> int:
+def mixed_atoms(structures: list[LoopStructure], moving: frozenset[Instruction], axes: Axes) -> int:
     """The atoms along which some step reads an array carry at another place than where it writes."""
     mask = 0
     for s in structures:

@@ -127,8 +127,20 @@ def _find_structure(loop: Instruction) -> LoopStructure:
     elements, readers = _readers(body)
     roots = body.root.operands
     invariants = frozenset(k for k, r in enumerate(roots) if elements.get(r) == k)
-    predicate = _on_body(condition, body, elements, readers)
-    predicate, lanes_leave = _per_lane(predicate)
+    whole = _on_body(condition, body, elements, readers)
+    predicate, lanes_leave = _per_lane(whole)
+    if lanes_leave:
+        try:
+            return _frozen(_structure_by(loop, elements, readers, invariants, predicate, lanes_leave))
+        except LoopRefusal:
+            pass    # then all elements together are asked before each step
+    return _structure_by(loop, elements, readers, invariants, whole, False)
+
+
+def _structure_by(loop: Instruction, elements: dict[Instruction, int], readers: dict[int, Instruction],
+                  invariants: frozenset[int], predicate: Instruction, lanes_leave: bool) -> LoopStructure:
+    body = loop.attrs["body"]
+    roots = body.root.operands
     changed = [k for k in range(len(roots)) if k not in invariants]
     counter = None if lanes_leave else _counter(loop, predicate, elements, changed)
     stacked = tuple(t for k in changed if (t := _stacked(k, body, elements, predicate, counter)) is not None)
@@ -137,9 +149,8 @@ def _find_structure(loop: Instruction) -> LoopStructure:
     values = tuple(i for i in post_order(tuple(needed)) if i.opcode not in ("parameter", "constant")
                    and i not in elements)
     varying = _varying(values, elements, invariants)
-    structure = LoopStructure(loop, MappingProxyType(elements), MappingProxyType(readers), invariants, carries, stacked,
-                              predicate, lanes_leave, counter, values, varying)
-    return _frozen(structure) if lanes_leave else structure
+    return LoopStructure(loop, MappingProxyType(elements), MappingProxyType(readers), invariants, carries, stacked,
+                         predicate, lanes_leave, counter, values, varying)
 
 
 def _readers(body: Computation) -> tuple[dict[Instruction, int], dict[int, Instruction]]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hlofuse.fusion.block_cost import plan_in_block
 from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.loop_bodies import PreparedLoop, prepare_loop
@@ -16,7 +17,7 @@ from hlofuse.fusion.loop_outputs import write_from_loops
 from hlofuse.fusion.loop_space import MAX_PLACES, loops_of
 from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
 from hlofuse.fusion.loop_work import loop_registers
-from hlofuse.fusion.plan import NESTED_REDUCTION, Refusal, Segment, make_plan, reduced_size
+from hlofuse.fusion.plan import NESTED_REDUCTION, Plan, Refusal, Segment, make_plan, reduced_size
 from hlofuse.fusion.residuals import Rewritten, recompute_residuals
 from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
@@ -29,22 +30,24 @@ MAX_BODY = 600      # instructions of a step, nested loops included
 
 @dataclass(frozen=True)
 class FoundLoops:
-    """`loops` of the new `computation` may be members of kernels; `refusals` says why the others stay loops, `notes`
-    what later loops compute again (see residuals.py)."""
+    """`loops` of the new `computation` may be members of kernels, and of these a block runs each of `blocks`, which
+    stands alone; `refusals` says why the others stay loops, `notes` what later loops compute again (residuals.py)."""
 
     computation: Computation
     loops: frozenset[Instruction] = frozenset()
     refusals: Mapping[Instruction, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    blocks: Mapping[Instruction, Plan] = field(default_factory=dict)
 
 
+Fusible = Callable[[Instruction], bool]
 Accept = Callable[[Instruction, tuple[Segment, ...]], str | None]
 
 
-def find_loops(computation: Computation, is_fusible: Callable[[Instruction], bool], accept: Accept,
-               device: DeviceSpec) -> FoundLoops:
-    """Tries every `while` by itself; `accept` writes its kernel."""
+def find_loops(computation: Computation, is_fusible: Fusible, accept: Accept, device: DeviceSpec) -> FoundLoops:
+    """Tries every `while` by itself, in the lanes of threads or else in a block; `accept` writes its kernel."""
     prepared: dict[Instruction, PreparedLoop] = {}
+    blocks: dict[Instruction, Plan] = {}
     refusals: dict[Instruction, str] = {}
     outputs = set(computation.outputs)
     for i in computation.instructions:
@@ -53,39 +56,51 @@ def find_loops(computation: Computation, is_fusible: Callable[[Instruction], boo
         try:
             _check_use(i, computation, outputs)
             _check_opcodes(i)
-            prepared[i] = ready = prepare_loop(i, device.l2_bytes)
-            _check(ready.loop, is_fusible, accept, device)
         except (LoopRefusal, Refusal) as refusal:
-            prepared.pop(i, None)
             refusals[i] = str(refusal)
-    return _with_less_written(_replaced(computation, prepared, refusals), is_fusible, accept, device)
+            continue
+        reasons = []
+        # A block folds its whole tile in every step; lanes leave that to a kernel behind the loop.
+        for plan_loop, cache_bytes in ((_plan_in_lanes, device.l2_bytes), (plan_in_block, 0)):
+            try:
+                ready = prepare_loop(i, cache_bytes)
+                alone = _alone(ready.loop)
+                plan = plan_loop(ready.loop, alone, is_fusible, device)
+                _check_text(ready.loop, alone, plan, accept)
+            except (LoopRefusal, Refusal) as refusal:
+                reasons.append(str(refusal))
+                continue
+            prepared[i] = ready
+            if plan.block is not None:
+                blocks[i] = plan
+            break
+        else:
+            refusals[i] = "; in a block: ".join(dict.fromkeys(reasons))
+    return _with_less_written(_replaced(computation, prepared, refusals, blocks), is_fusible, accept, device)
 
 
-def _check(loop: Instruction, is_fusible: Callable[[Instruction], bool], accept: Accept, device: DeviceSpec) -> None:
-    """`LoopRefusal` or `Refusal` where a loop is no kernel."""
-    for s in loops_of(loop):
-        _check_values(s, is_fusible)
-    alone = _alone(loop)
-    plan = make_plan(alone)
-    registers = max(loop_registers(loop, plan.analysis) for loop in plan.loops)
-    if registers > device.max_registers:
-        raise LoopRefusal("memory", f"about {registers} registers, a thread has at most {device.max_registers}")
+def _check_text(loop: Instruction, alone: Computation, plan: Plan, accept: Accept) -> None:
     reason = accept(loop, (Segment(plan, tuple(range(len(alone.parameters))), tuple(range(len(alone.outputs)))),))
     if reason is not None:
         raise LoopRefusal("text", reason)
 
 
-def _with_less_written(found: FoundLoops, is_fusible: Callable[[Instruction], bool], accept: Accept,
-                         device: DeviceSpec) -> FoundLoops:
-    def check(loop: Instruction) -> None:
-        _check(loop, is_fusible, accept, device)
+def _check_in_lanes(loop: Instruction, is_fusible: Fusible, accept: Accept, device: DeviceSpec) -> None:
+    """`LoopRefusal` or `Refusal` where the lanes of no kernel run a loop."""
+    alone = _alone(loop)
+    _check_text(loop, alone, _plan_in_lanes(loop, alone, is_fusible, device), accept)
 
-    found = _known_again(found, write_from_loops(found.computation, found.loops, device, check,
+
+def _with_less_written(found: FoundLoops, is_fusible: Fusible, accept: Accept, device: DeviceSpec) -> FoundLoops:
+    def check(loop: Instruction) -> None:
+        _check_in_lanes(loop, is_fusible, accept, device)
+
+    found = _known_again(found, write_from_loops(found.computation, found.loops - found.blocks.keys(), device, check,
                                                   (LoopRefusal, Refusal)))
-    if len(found.loops) < 2:
+    lanes = found.loops - found.blocks.keys()
+    if len(lanes) < 2:
         return found
-    return _known_again(found, recompute_residuals(found.computation, found.loops, device, check,
-                                                   (LoopRefusal, Refusal)))
+    return _known_again(found, recompute_residuals(found.computation, lanes, device, check, (LoopRefusal, Refusal)))
 
 
 def _known_again(found: FoundLoops, new: Rewritten) -> FoundLoops:
@@ -94,13 +109,25 @@ def _known_again(found: FoundLoops, new: Rewritten) -> FoundLoops:
         return found
     loops = [i for i in new.computation.instructions if i.opcode == "while"]
     reasons = {i.attrs["body"]: reason for i, reason in found.refusals.items()}
-    return FoundLoops(new.computation, frozenset(i for i in loops if i.attrs["body"] in new.bodies),
+    bodies = {i.attrs["body"]: plan for i, plan in found.blocks.items()}
+    blocks = {i: bodies[i.attrs["body"]] for i in loops if i.attrs["body"] in bodies}
+    return FoundLoops(new.computation, frozenset(blocks) | {i for i in loops if i.attrs["body"] in new.bodies},
                       {i: reasons[i.attrs["body"]] for i in loops if i.attrs["body"] in reasons},
-                      found.notes + new.notes)
+                      found.notes + new.notes, blocks)
+
+
+def _plan_in_lanes(loop: Instruction, alone: Computation, is_fusible: Fusible, device: DeviceSpec) -> Plan:
+    for s in loops_of(loop):
+        _check_values(s, is_fusible)
+    plan = make_plan(alone)
+    registers = max(loop_registers(found, plan.analysis) for found in plan.loops)
+    if registers > device.max_registers:
+        raise LoopRefusal("memory", f"about {registers} registers, a thread has at most {device.max_registers}")
+    return plan
 
 
 def _replaced(computation: Computation, prepared: Mapping[Instruction, PreparedLoop],
-              refusals: Mapping[Instruction, str]) -> FoundLoops:
+              refusals: Mapping[Instruction, str], blocks: Mapping[Instruction, Plan]) -> FoundLoops:
     if not prepared:
         return FoundLoops(computation, frozenset(), refusals)
     ready = dict(prepared)
@@ -110,10 +137,11 @@ def _replaced(computation: Computation, prepared: Mapping[Instruction, PreparedL
     new = rebuild(computation, results)
     # A loop that reads another's results was made again; so are those that stay loops.
     found = [i for i in new.instructions if i.opcode == "while"]
-    bodies = {p.loop.attrs["body"] for p in ready.values()}
+    bodies = {p.loop.attrs["body"]: blocks.get(i) for i, p in ready.items()}
     named = {i.attrs["body"]: reason for i, reason in refusals.items()}
     loops = frozenset(i for i in found if i.attrs["body"] in bodies)
-    return FoundLoops(new, loops, {i: named[i.attrs["body"]] for i in found if i not in loops})
+    return FoundLoops(new, loops, {i: named[i.attrs["body"]] for i in found if i not in loops}, (),
+                      {i: plan for i in found if (plan := bodies.get(i.attrs["body"])) is not None})
 
 
 def _check_use(loop: Instruction, computation: Computation, outputs: set[Instruction]) -> None:

@@ -29,7 +29,8 @@ def read_edges(graph: FusionGraph, i: Instruction, outside: dict[Instruction, in
     arrays = i.operands[:len(i.operands) // 2] if folds else i.operands
     often_read: dict[int, tuple[int, int]] = {}
     if i in graph.loops:
-        arrays, often_read = i.operands[0].operands, element_reads(i, axes)
+        arrays = i.operands[0].operands
+        often_read = dict.fromkeys(range(len(arrays)), (0, 0)) if i in graph.blocks else element_reads(i, axes)
     for k, operand in enumerate(arrays):
         shifted = (i, k) in axes.shifted
         source, through = operand, operand

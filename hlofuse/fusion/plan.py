@@ -23,6 +23,7 @@ from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import Shape
 
 if TYPE_CHECKING:
+    from hlofuse.fusion.block_loop import BlockLoop
     from hlofuse.fusion.scatter import Scatter
 
 INLINE_REDUCTION = 32        # a reduction of at most so many elements is a loop inside the thread that reads it
@@ -74,7 +75,8 @@ class Plan:
     staged: tuple[Instruction, ...]     # parameters to read through a tile, because they are laid out across the lanes
     scatters: tuple[Scatter, ...] = ()
     scans: tuple[Instruction, ...] = ()   # cumulative operations along the reduced axes, all in one direction
-    loops: tuple[Instruction, ...] = ()   # each runs whole inside a lane
+    loops: tuple[Instruction, ...] = ()   # each runs whole inside a lane,
+    block: BlockLoop | None = None        # or the only one inside a block
 
     @property
     def parallel(self) -> tuple[Axis, ...]:
@@ -96,7 +98,8 @@ class Plan:
     @property
     def points(self) -> int:
         """How many elements the loops visit."""
-        return math.prod(a.size for a in self.axes) + sum(s.updates.array.size for s in self.scatters)
+        tile = self.block.points if self.block else 1
+        return math.prod(a.size for a in self.axes) * tile + sum(s.updates.array.size for s in self.scatters)
 
     @cached_property
     def domain_mask(self) -> int:
@@ -160,7 +163,7 @@ def make_plan(computation: Computation) -> Plan:
             raise Refusal("shape", "{} covers other axes than the kernel's domain", output)
     levels = _levels(instructions, scheduled)
     order = _order(computation, analysis, masks, domain, reduced, (*scheduled, *scans))
-    axes = _merge(instructions, analysis, masks, order, reduced)
+    axes = merge_atoms(instructions, analysis, order, reduced)
     staged = _staged(computation, analysis, masks, domain, axes) if not scheduled and not scans else ()
     return Plan(computation, analysis, axes, levels, staged, scans=scans)
 
@@ -187,7 +190,7 @@ def _plan_loops(computation: Computation, analysis: Axes, masks: Mapping[Instruc
     whole = [i for i in values if isinstance(i.shape, Shape) and analysis.mask(i) & space.lanes == space.lanes]
     layout = analysis.atoms(max(whole, key=lambda i: i.shape.byte_size)) if whole else ()
     order = [a for a in layout if space.lanes >> a & 1]
-    return Plan(computation, analysis, _merge(values, analysis, masks, order, 0), {}, (), loops=loops)
+    return Plan(computation, analysis, merge_atoms(values, analysis, order), {}, (), loops=loops)
 
 
 def stacked_results(computation: Computation) -> set[Instruction]:
@@ -292,8 +295,8 @@ def _order(computation: Computation, analysis: Axes, masks: Mapping[Instruction,
     return (*outside, *inside)
 
 
-def _merge(instructions: Sequence[Instruction], analysis: Axes, masks: Mapping[Instruction, int],
-           order: Sequence[int], reduced: int) -> tuple[Axis, ...]:
+def merge_atoms(instructions: Sequence[Instruction], analysis: Axes, order: Sequence[int],
+                reduced: int = 0) -> tuple[Axis, ...]:
     """Atoms that every value which has one of them holds side by side become one axis."""
     sequences = [analysis.atoms(i) for i in instructions if isinstance(i.shape, Shape) or i.opcode == "reduce"]
     runs: list[list[int]] = []

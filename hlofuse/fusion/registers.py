@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hlofuse.codegen.dialect import CUDA
 from hlofuse.codegen.sizing import Sizing, dependent_levels, size_plan
+from hlofuse.fusion.block_cost import block_registers
 from hlofuse.fusion.loop_work import loop_registers
 from hlofuse.fusion.plan import Plan
 from hlofuse.hlo.module import Instruction
@@ -50,6 +51,8 @@ def estimate_registers(plans: Sequence[Plan]) -> int:
 
 
 def _estimate(plan: Plan, sizing: Sizing) -> int:
+    if plan.block is not None:
+        return block_registers(plan.block)
     if plan.loops:
         return min(MOST, max(loop_registers(loop, plan.analysis) for loop in plan.loops))
     return PRECISE(plan_facts(plan, sizing), 65536 // max(256, sizing.threads))

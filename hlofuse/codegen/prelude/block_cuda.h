@@ -7,6 +7,24 @@
 typedef int BlockIndex;
 #define THREAD ((int)threadIdx.x % THREADS)  // several groups of THREADS may share a block, each with its own BLOCK
 #define FOR_LANES(l, count) _Pragma("unroll") for (int l = 0; l < LANES; l++) if (l < (count))
+#define FOR_RUN(l, count) FOR_LANES(l, count)
+
+// Calls body(i) for each index in [begin, end) that is this thread's.
+template <int THREADS, class Index, class Body>
+DEVICE void for_points(Index begin, Index end, Body body) {
+  for (Index i = begin + THREAD; i < end; i += THREADS) body(i);
+}
+
+template <int THREADS, class Index, class Body>
+DEVICE void for_points_again(Index begin, Index end, Body body) {
+  for_points<THREADS>(begin, end, body);
+}
+
+// Calls body(row) for each row of this thread's group of GROUP.
+template <int THREADS, int GROUP, class Body>
+DEVICE void for_rows(int rows, Body body) {
+  for (int row = THREAD / GROUP; row < rows; row += THREADS / GROUP) body(row);
+}
 
 // Calls body(start, count) for each run of LANES indices in [begin, end) that is this thread's. Only the last run of all
 // may be shorter than LANES: elsewhere `count` is a constant, and the lanes need no guard.

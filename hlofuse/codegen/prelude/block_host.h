@@ -11,6 +11,31 @@ typedef long long BlockIndex;
 #define THREAD 0
 #define FOR_LANES(l, count) for (int l = 0; l < (count); l++)
 
+// As FOR_LANES, never written out: g++ 12 makes wrong vectors of a few bools that become numbers, without a loop.
+#define FOR_RUN(l, count) _Pragma("GCC unroll 1") for (int l = 0; l < (count); l++)
+
+// Calls body(i) for each index in [begin, end), in any order: what one call writes, no other reads. Never written out.
+template <int THREADS, class Index, class Body>
+DEVICE void for_points(Index begin, Index end, Body body) {
+#pragma GCC ivdep
+#pragma GCC unroll 1
+  for (Index i = begin; i < end; i++) body(i);
+}
+
+// The same where a call may come twice: no points are left over from vectors, the last 16 are computed together.
+template <int THREADS, class Index, class Body>
+DEVICE void for_points_again(Index begin, Index end, Body body) {
+  const Index rest = end - begin < 16 ? 0 : (end - begin) % 16;
+  for_points<THREADS>(begin, end - rest, body);
+  if (rest) for_points<THREADS>(end - 16, end, body);
+}
+
+// Calls body(row) for each row; on the GPU each group of GROUP threads has rows of its own.
+template <int THREADS, int GROUP, class Body>
+DEVICE void for_rows(int rows, Body body) {
+  for (int row = 0; row < rows; row++) body(row);
+}
+
 // Calls body(start, count) for each run of LANES indices in [begin, end); the last run may be shorter.
 template <int THREADS, int LANES, class Index, class Body>
 DEVICE void for_tiles(Index begin, Index end, Body body) {
