@@ -13,6 +13,7 @@ from jax import lax
 from loop_check import assert_all_same, launches
 from simt_check import check_cases, compile_case
 
+import hlofuse
 from hlofuse.compiler import compile_function
 
 N, STEPS = 137, 12
@@ -20,6 +21,7 @@ R = np.random.default_rng(1)
 X = R.standard_normal(N).astype(np.float32)
 XS = R.standard_normal((STEPS, N)).astype(np.float32)
 TARGET = R.standard_normal((STEPS, N)).astype(np.float32)
+LONG, TARGETS = R.standard_normal((2, 50, N)).astype(np.float32)
 CASES: dict[str, tuple[Callable, tuple, int, int]] = {}
 
 
@@ -74,9 +76,32 @@ def in_reverse(x, xs):
     return jnp.exp(lax.scan(lambda h, v: (h * 0.9 + v, h), x, xs, reverse=True)[1])
 
 
-@case(X, XS, launches=2, arrays=3)
+@case(X, XS, launches=2, arrays=1)
 def before_a_sum_of_all(x, xs):
     return jnp.tanh(decayed(x, xs)[1]).sum()
+
+
+@case(X, LONG, TARGETS, arrays=2)
+def a_sum_over_the_steps(x, xs, targets):
+    return ((decayed(x, xs)[1] - targets) ** 2).mean(0)
+
+
+@case(X, LONG, arrays=1)
+def the_largest_and_the_least_of_the_steps(x, xs):
+    ys = decayed(x, xs)[1]
+    return ys.max(0), ys.min(0), (ys > 0).sum(0)
+
+
+@case(X, LONG, arrays=2)
+def an_output_and_its_sum(x, xs):
+    ys = decayed(x, xs)[1]
+    return ys, ys.sum(0)
+
+
+@case(X, LONG, launches=2, arrays=4)
+def a_function_that_is_needed_besides(x, xs):
+    e = jnp.exp(decayed(x, xs)[1] * 0.1)
+    return e / e.sum(0)
 
 
 @case(X, XS, launches=2, arrays=4)
@@ -100,7 +125,24 @@ def test_nothing_is_written_or_read_twice(name):
     fn, args, expected, arrays = CASES[name]
     compilation = compile_function(fn, *args, device="h200")
     assert launches(fn, *args) == expected, compilation.explain()
-    assert compilation.launches().bytes // XS.nbytes == arrays, compilation.explain()
+    assert compilation.launches().bytes // args[1].nbytes == arrays, compilation.explain()
+
+
+def test_sums_of_half_floats_are_not_carries():
+    """A reduction of them is rounded once, a carry in every step."""
+
+    def total(x, xs):
+        return lax.reduce(decayed(x, xs)[1].astype(jnp.bfloat16), jnp.bfloat16(0), lax.add, (0,))
+
+    assert launches(total, X, LONG) == 2
+
+
+def test_the_largest_of_the_steps_is_nan_where_one_is():
+    def largest(x, xs):
+        return lax.scan(lambda h, v: (h + v, jnp.where(v > 2, jnp.nan, h)), x, xs)[1].max(0)
+
+    assert launches(largest, X, LONG) == 1
+    np.testing.assert_array_equal(np.isnan(hlofuse.jit(largest)(X, LONG)), (LONG > 2).any(0))
 
 
 def test_fewer_bytes_are_kept():

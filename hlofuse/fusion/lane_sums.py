@@ -20,7 +20,7 @@ from hlofuse.hlo.shape import INTEGERS, Shape, TupleShape
 from hlofuse.hlo.traverse import with_changes
 
 MAX_TERMS = 64
-_SUMMED = INTEGERS | {"f32", "f64"}
+SUMMED = INTEGERS | {"f32", "f64"}
 After = Callable[[Instruction, Instruction], Instruction]
 
 
@@ -129,7 +129,7 @@ def _lane_sums(k: int, s: LoopStructure, sums: _Sums) -> _LaneSums | None:
 def _additions(k: int, s: LoopStructure) -> list[tuple[Instruction, bool]] | None:
     """What is added to a carry, or subtracted, one after the other, where nothing else reads it on the way."""
     value, users, root = s.readers.get(k), s.body.users, s.body.root
-    if value is None or value.element_type not in _SUMMED or value in post_order((s.predicate,)):
+    if value is None or value.element_type not in SUMMED or value in post_order((s.predicate,)):
         return None
     found: list[tuple[Instruction, bool]] = []
     while value is not s.update(k):
@@ -208,4 +208,4 @@ def _is_sum(value: Instruction) -> bool:
         return False
     body, init = value.attrs["to_apply"], value.operands[1]
     return body.root.opcode == "add" and set(body.root.operands) == set(body.parameters) and \
-        init.opcode == "constant" and not init.literal.any() and value.element_type in _SUMMED
+        init.opcode == "constant" and not init.literal.any() and value.element_type in SUMMED
