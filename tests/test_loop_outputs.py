@@ -137,6 +137,14 @@ def test_sums_of_half_floats_are_not_carries():
     assert launches(total, X, LONG) == 2
 
 
+def test_floats_are_not_added_one_by_one_without_end():
+    def total(x):
+        return lax.scan(lambda h, _: (h * 0.999 + 1e-4, h), x, None, length=20_000)[1].sum(0)
+
+    assert launches(total, X) == 2
+    assert_all_same({"": (total, (X[:5],), 2e-5)})
+
+
 def test_the_largest_of_the_steps_is_nan_where_one_is():
     def largest(x, xs):
         return lax.scan(lambda h, v: (h + v, jnp.where(v > 2, jnp.nan, h)), x, xs)[1].max(0)

@@ -26,10 +26,11 @@ from hlofuse.fusion.residuals import Rewritten
 from hlofuse.hlo.builder import constant, element_of, full, make, parameter, reshape, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
-from hlofuse.hlo.shape import COMPLEX, FUSIBLE, Shape, TupleShape
+from hlofuse.hlo.shape import COMPLEX, FUSIBLE, INTEGERS, Shape, TupleShape
 from hlofuse.hlo.traverse import rebuild, with_changes
 
 MAX_WORK = 64    # instructions of one value
+MAX_ADDED = 4096    # floats that are added one after the other
 MIN_RUN = 8      # steps that are worth a run of neighbors in memory
 MAX_PLACES_BEHIND = 4    # elements between neighbor steps in memory
 Work = dict[Instruction, int]
@@ -107,8 +108,12 @@ class _Sinking:
         if opcode is None or literal is None or (opcode == "add" and (literal.any() or np.signbit(literal).any())):
             return None
         for dim in i.attrs["dimensions"]:
+            if opcode == "add" and i.element_type not in INTEGERS and value.dims[dim] > MAX_ADDED:
+                continue
             if value in self.stacked:
-                return _Fold(value, 0, opcode) if dim == 0 else None
+                if dim == 0:
+                    return _Fold(value, 0, opcode)
+                continue
             work = self._work_along(value, dim)
             if work and not self._is_dear_elsewhere(work, i, written):
                 return _Fold(value, dim, opcode)
