@@ -208,4 +208,61 @@ def kalman_filter(observed, start):
     return lax.scan(step, (start, jnp.ones_like(start)), observed)
 
 
+# --- steps that read their neighbors ----------------------------------------------------------------------------------
+
+
+def square(n: int) -> tuple[int, int]:
+    side = int(np.sqrt(n))
+    return side, side
+
+
+def life_step(board: Any) -> Any:
+    moves = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
+    neighbors = sum(jnp.roll(board, move, (0, 1)).astype(jnp.int8) for move in moves)
+    return (neighbors == 3) | (board & (neighbors == 2))
+
+
+def life(board: Any) -> Any:
+    return lax.fori_loop(0, 100, lambda _, b: life_step(b), board)
+
+
+@loop(lambda r, n: (r.random(square(n)) < 0.35,), full=1 << 14)
+def game_of_life(board):
+    """One board, on a torus."""
+    return life(board)
+
+
+@loop(lambda r, n: (r.random((max(1, n // 1024), 32, 32)) < 0.35,))
+def boards_of_life(boards):
+    return jax.vmap(life)(boards)
+
+
+def laplacian(u: Any) -> Any:
+    return sum(jnp.roll(u, shift, axis) for shift in (-1, 1) for axis in range(u.ndim)) - 2 * u.ndim * u
+
+
+@loop(lambda r, n: (normal(r, n),), full=4096)
+def heat_rod(u):
+    """The heat equation in one dimension, between ends that stay as they are."""
+    return lax.fori_loop(0, 500, lambda _, u: u.at[1:-1].add(0.2 * (u[2:] - 2 * u[1:-1] + u[:-2])), u)
+
+
+@loop(lambda r, n: (normal(r, *square(n)),), full=1 << 20)
+def heat_plate(u):
+    """In two, on more than a block holds: a kernel for every step."""
+    return lax.fori_loop(0, 100, lambda _, u: u + 0.1 * laplacian(u), u)
+
+
+@loop(lambda r, n: (1 + 0.1 * normal(r, *square(n)), np.abs(0.1 * normal(r, *square(n)))), full=4096, tolerance=1e-4)
+def gray_scott(u, v):
+    """Two substances that react and diffuse."""
+
+    def step(_, state):
+        u, v = state
+        reaction = u * v * v
+        return (u + 0.1 * laplacian(u) - reaction + 0.04 * (1 - u), v + 0.05 * laplacian(v) + reaction - 0.1 * v)
+
+    return lax.fori_loop(0, 100, step, (u, v))
+
+
 LOOPS = CATALOG

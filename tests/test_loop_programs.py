@@ -46,7 +46,7 @@ def test_a_carry_that_is_read_at_places_of_its_own_is_read_before_it_changes():
 
 
 def test_weights_that_a_lane_would_hold_are_counted():
-    """A loop whose lanes hold 256 weights beside their carries would spill on a GPU, so that a block runs it; a CPU has a
+    """A loop whose lanes hold 256 weights beside their carries would spill on a GPU: a block runs it. A CPU has a
     cache."""
     def lstm(h, c, w, b, xs):
         def step(state, x):
