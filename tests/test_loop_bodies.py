@@ -19,9 +19,22 @@ import hlofuse
 from hlofuse.compiler import compile_function
 from hlofuse.explore.dump import stage_text
 from hlofuse.fusion import loops
+from hlofuse.fusion.loop_structure import LoopRefusal
 from hlofuse.runtime import call_worth, loop_state, xla_runtime
 
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_block_loops(monkeypatch: pytest.MonkeyPatch):
+    """Arrays of these tests are small: a block would run the loops that larger ones leave loops."""
+
+    def refuse(*args):
+        raise LoopRefusal("memory", "no block runs a loop in these tests")
+
+    monkeypatch.setattr(loops, "plan_in_block", refuse)
+
+
 
 
 def normal(*shape: int) -> np.ndarray:

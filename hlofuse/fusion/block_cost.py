@@ -28,14 +28,20 @@ def plan_in_block(loop: Instruction, alone: Computation, is_fusible: Callable[[I
     block, limit = plan.block, device.blocks.block_bytes
     assert block is not None
     if block.shared_bytes > limit:
-        largest = max((s.shape(k) for k in s.carries), key=lambda shape: shape.byte_size)
-        raise LoopRefusal("memory", f"a step's arrays need {block.shared_bytes} bytes, the largest carry "
-                          f"{largest.element_type}[{','.join(map(str, largest.dims))}] twice; a block has {limit}")
+        raise LoopRefusal("memory", f"a step's arrays need {block.shared_bytes} bytes{_largest(s)}; "
+                          f"a block has {limit}")
     ours, apart = _step_us(blocks_of(plan), block, device), _step_apart_us(blocks_of(plan), block, device)
     if ours > apart:
         raise LoopRefusal("cost", f"a step of {blocks_of(plan)} blocks takes about {ours:.1f} µs, as kernels of its "
                           f"own about {apart:.1f} µs")
     return plan
+
+
+def _largest(s: LoopStructure) -> str:
+    if not s.carries:
+        return ""
+    largest = max((s.shape(k) for k in s.carries), key=lambda shape: shape.byte_size)
+    return f", the largest carry {largest.element_type}[{','.join(map(str, largest.dims))}] twice"
 
 
 def _rates(device: DeviceSpec) -> dict[str, float]:

@@ -371,7 +371,7 @@ def _layout(block: BlockLoop, values: Sequence[Instruction], axes: Axes) -> list
 def _joined(block: BlockLoop, order: Sequence[int], axes: Axes, limit: int) -> int:
     """How many neighbor blocks become one. Where they are neighbors in memory, they are a vector's lanes, or none."""
     s = block.structure
-    if not order or s.lanes_leave:
+    if not order or not s.carries or s.lanes_leave:
         return 1
     widest = max((carry_value(s, k) for k in s.carries), key=lambda i: i.array.byte_size)
     is_inner = axes.atoms(widest)[-1:] == (order[-1],)

@@ -35,8 +35,10 @@ def with_called(found: FoundLoops, fuse: Callable[[Computation, Instruction], Co
     kernels = {i.attrs["body"] for i in found.loops}
     reasons = {became[i.attrs["body"]]: reason for i, reason in found.refusals.items()}
     whiles = [i for i in new.instructions if i.opcode == "while"]
+    blocks = {i.attrs["body"]: plan for i, plan in found.blocks.items()}
     return FoundLoops(new, frozenset(i for i in whiles if i.attrs["body"] in kernels),
-                      {i: reasons[i.attrs["body"]] for i in whiles if i.attrs["body"] in reasons}, found.notes)
+                      {i: reasons[i.attrs["body"]] for i in whiles if i.attrs["body"] in reasons}, found.notes,
+                      {i: blocks[i.attrs["body"]] for i in whiles if i.attrs["body"] in blocks})
 
 
 def state_for_xla(computation: Computation, caller: Instruction | None) -> dict[Instruction, str]:
