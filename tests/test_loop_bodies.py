@@ -125,6 +125,22 @@ def states_that_move_on(u):
         lax.fori_loop(0, trips, step, (u, u + 1, u + 2)) for trips in (2, 3, 4, 6, 11)]
 
 
+@program(normal(16, 64))
+def steps_that_are_one_kernel_whose_operands_are_the_state(x):
+    """XLA must not take what a step reads first for what the next step reads."""
+
+    def body(s):
+        x, n = s
+        return jax.nn.softmax(x) * 4 - jnp.roll(x, 1, 1) * 0.1, n + 1
+
+    def other(s):
+        x, y, n = s
+        return jnp.roll(x, 1, 0) * 0.5 + y, jnp.sin(jnp.roll(x, 1, 1)), n * 0.9
+
+    some = [lax.while_loop(lambda s, n=n: (jnp.max(s[0]) > 1e-9) & (s[1] < n), body, (x, 0)) for n in (1, 2, 3)]
+    return some, lax.while_loop(lambda s: jnp.max(s[2]) > 0.5, other, (x, x + 1, jnp.abs(x)))
+
+
 @program(GRID, GRID.T.copy(), H)
 def states_that_rotate(a, b, c):
     def step(i, s):

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from hlofuse.codegen.dialect import Argument, BlockShape, Dialect, Piece
 from hlofuse.codegen.forms import FORMS, choose_form
 from hlofuse.codegen.nest import Nest
+from hlofuse.codegen.sizing import has_branches, shortest_run
 from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.loop_work import loop_work
-from hlofuse.fusion.plan import Plan, Segment
+from hlofuse.fusion.plan import Plan, Segment, with_single_axes
 from hlofuse.hlo.index_map import linearize
 from hlofuse.hlo.module import post_order
 from hlofuse.hlo.opcode import OPCODES
@@ -130,6 +131,8 @@ def _launch_aliases(segments: Sequence[Segment], written: Sequence[_Written]) ->
 
 
 def _write(plan: Plan, dialect: Dialect, threads: int | None) -> _Written:
+    if not dialect.vector_bytes and has_branches(plan.computation):
+        plan = with_single_axes(plan, shortest_run(plan, dialect))
     nest = Nest(plan, dialect, threads)
     form = choose_form(nest)
     blocks = FORMS[form](nest)

@@ -42,6 +42,7 @@ class Sizing:
 
 
 SHORT_ROW_LANES = 128    # rows of a tile whose elements wait on the stack
+CUT_RUN = 16             # an inner loop so long is one of its own where it has branches
 COLUMN_RUN = 512         # with fewer columns a block would read too little of each row
 
 
@@ -62,7 +63,7 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     last_kind = axes[-1].reduced if axes else False
     inner = tuple(a for a in axes if a.reduced == last_kind)
     other = tuple(a for a in axes if a.reduced != last_kind)
-    rest, vector = _innermost(inner, dialect.time_minimum if plan.loops else dialect.vector_minimum)
+    rest, vector = _innermost(inner, dialect.time_minimum if plan.loops else shortest_run(plan, dialect))
     if plan.loops:
         return _size_time_loop(plan, rest, vector, dialect)
     if is_loop:
@@ -70,6 +71,13 @@ def size_plan(plan: Plan, dialect: Dialect, short_rows: bool = False) -> Sizing:
     if plan.lanes_reduced:
         return _size_row(plan, other, rest, vector, dialect)
     return _size_column(plan, rest, other, vector, dialect)
+
+
+def shortest_run(plan: Plan, dialect: Dialect) -> int:
+    """The shortest inner loop before outer axes are flattened into it. Only a loop of one axis can be cut where its
+    branches change, without which a compiler makes no vectors of it."""
+    is_cut = not dialect.vector_bytes and not plan.levels and has_branches(plan.computation)
+    return min(CUT_RUN, dialect.vector_minimum) if is_cut else dialect.vector_minimum
 
 
 def _innermost(axes: tuple[Axis, ...], least: int) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:

@@ -19,8 +19,7 @@ POSITION = "it says where a slice of a loop's state is written"
 
 
 def with_called(found: FoundLoops, fuse: Callable[[Computation, Instruction], Computation]) -> FoundLoops:
-    """The same program, with what its calls (and loops that stay loops) run replaced by what `fuse(callee, caller)`
-    makes of it."""
+    """The same program, with what its calls (and loops that stay loops) run replaced by `fuse(callee, caller)`."""
     replace: dict[Instruction, Instruction] = {}
     became: dict[Computation, Computation] = {}
     for i in found.computation.instructions:

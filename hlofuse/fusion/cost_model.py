@@ -48,6 +48,7 @@ MAX_SITES = 48           # places at which one value is computed in a kernel
 MAX_STATEMENTS = 3000
 MAX_ACCUMULATORS = 32    # of scheduled reductions: each has one in every lane, in registers, and compilers slow down
 IN_STEPS = 2             # the place of what each lane reads of its own in the steps of a loop; 0 is its own, once
+UNCUT = 16               # how much slower a CPU computes a reduction's elements one by one, for a branch at each
 MAX_PACKED_ARGUMENTS = 60  # of one segment; 64 segments stay under the limit
 
 
@@ -58,6 +59,13 @@ class _Rows:
     domain: int
     reduced: int
     inner: int
+
+
+def _branches(i: Instruction) -> tuple[int, ...]:
+    """The axes along which an instruction reads now one operand, now another."""
+    if i.opcode == "concatenate":
+        return tuple(i.attrs["dimensions"])
+    return tuple(d for d, p in enumerate(i.attrs["padding"]) if any(p)) if i.opcode == "pad" else ()
 
 
 class KernelCosts:
@@ -103,6 +111,8 @@ class KernelCosts:
             self._mask[v] = loop.space.lanes | loop.space.inner
             self._inner[v] = loop.inner_atom
             self._size[v] = loop.lanes
+        self._branches = {v: len(i.dims) - 1 in axes_of for v, i in enumerate(instructions)
+                          if device.dialect == "host" and (axes_of := _branches(i))}   # whether along the last axis
         self._runs_once = once = self._scatters.keys() | self._scans.keys() | self._loops.keys() | self._blocks.keys()
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
         self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once
@@ -403,6 +413,9 @@ class KernelCosts:
             else:
                 moved += again
         compute = max([work[u] / self._rates[u] for u in UNITS])
+        if scheduled and self._branches and inner >= 0 and reduced >> inner & 1 and any(
+                is_last or reduced == domain for v, is_last in self._branches.items() if v in chosen):
+            compute *= UNCUT
         if scatters:
             cached_us += scattering.again_bytes / device.l2_bandwidth
             compute = max(compute, scattering.extra_us)

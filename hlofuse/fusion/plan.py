@@ -309,6 +309,18 @@ def merge_atoms(instructions: Sequence[Instruction], analysis: Axes, order: Sequ
                  for n, run in enumerate(runs))
 
 
+def with_single_axes(plan: Plan, least: int) -> Plan:
+    """The plan with an axis of its own for the innermost atom, if it has at least so many elements."""
+    if not plan.axes or plan.levels or plan.loops or plan.scans or plan.scatters:
+        return plan
+    *outer, last = plan.axes
+    size = plan.analysis.size(last.atoms[-1])
+    if len(last.atoms) < 2 or size < least or size == last.size:
+        return plan
+    above = Axis(last.name, last.size // size, last.reduced, last.atoms[:-1])
+    return replace(plan, axes=(*outer, above, Axis(_axis_name(len(outer) + 1), size, last.reduced, last.atoms[-1:])))
+
+
 def _axis_name(position: int) -> str:
     return AXIS_NAMES[position] if position < len(AXIS_NAMES) else f"axis{position}"
 

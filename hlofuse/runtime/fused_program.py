@@ -93,7 +93,10 @@ class FusedProgram:
 
         state = jax.tree.map(jnp.asarray, state)
         if plan.steps == 1:
-            return lax.while_loop(lambda state: self._body(condition, [state]), step, state)
+            turn = _turned if self._is_one_call(body) else tuple
+            state = lax.while_loop(lambda state: self._body(condition, [turn(state)]),
+                                   lambda state: turn(step(turn(state))), turn(state))
+            return turn(state)
         trips, rest = divmod(trip_count(loop) or 0, plan.steps)
 
         def trip(counted: Any) -> Any:
@@ -106,6 +109,18 @@ class FusedProgram:
         for _ in range(rest):
             state = step(state)
         return state
+
+
+    def _is_one_call(self, body: Computation) -> bool:
+        """Whether a step is one kernel and no more. XLA would make its call the root of the loop's body, and then take
+        the call's first operand, if that is the state's first element, for the next state's, which never changes. So
+        the state's elements have to be in another order."""
+        return all(o.opcode == "get-tuple-element" and o.operands[0] in self.built and o.attrs["index"] == k
+                   for k, o in enumerate(body.root.operands))
+
+
+def _turned(state: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(reversed(state))
 
 
 def _call(i: Instruction, kernel: XlaKernel, inputs: Sequence[Any], aliases: Mapping[int, int]) -> Any:
