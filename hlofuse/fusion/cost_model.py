@@ -17,7 +17,7 @@ from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cost_floor import KernelFloors
 from hlofuse.fusion.cumulative import cumulative_of, is_scanned
 from hlofuse.fusion.devices import DeviceSpec
-from hlofuse.fusion.element_work import arrays_of, itemsize_of, operations_of
+from hlofuse.fusion.element_work import arrays_of, branch_axes, itemsize_of, operations_of
 from hlofuse.fusion.graph import (
     FusionGraph,
     conflicting_reductions,
@@ -59,13 +59,6 @@ class _Rows:
     domain: int
     reduced: int
     inner: int
-
-
-def _branches(i: Instruction) -> tuple[int, ...]:
-    """The axes along which an instruction reads now one operand, now another."""
-    if i.opcode == "concatenate":
-        return tuple(i.attrs["dimensions"])
-    return tuple(d for d, p in enumerate(i.attrs["padding"]) if any(p)) if i.opcode == "pad" else ()
 
 
 class KernelCosts:
@@ -112,7 +105,7 @@ class KernelCosts:
             self._inner[v] = loop.inner_atom
             self._size[v] = loop.lanes
         self._branches = {v: len(i.dims) - 1 in axes_of for v, i in enumerate(instructions)
-                          if device.dialect == "host" and (axes_of := _branches(i))}   # whether along the last axis
+                          if device.dialect == "host" and (axes_of := branch_axes(i))}   # whether along the last axis
         self._runs_once = once = self._scatters.keys() | self._scans.keys() | self._loops.keys() | self._blocks.keys()
         self._arguments = [self._packed_arguments(v) for v in range(self.num_vertices)]
         self.is_clonable = [not fixed and self._reduced[v] <= INLINE_REDUCTION and v not in once

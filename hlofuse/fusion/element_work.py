@@ -1,4 +1,4 @@
-"""What one element of an instruction costs: operations by unit, and its bytes."""
+"""What one element of an instruction costs: operations by unit, its bytes, and where it has branches."""
 from __future__ import annotations
 
 from hlofuse.fusion.cost_estimate import UNITS
@@ -37,3 +37,10 @@ def operations_of(i: Instruction) -> tuple[str, float, float]:
     if element_type in ("f64", "c128") and unit != "int":
         unit, ops = "f64", ops * DOUBLE_STEPS.get(unit, 1)
     return unit, ops, _FACTORS.get(element_type, 1.0)
+
+
+def branch_axes(i: Instruction) -> tuple[int, ...]:
+    """The axes along which an instruction reads now one operand, now another."""
+    if i.opcode == "concatenate":
+        return tuple(i.attrs["dimensions"])
+    return tuple(d for d, p in enumerate(i.attrs["padding"]) if any(p)) if i.opcode == "pad" else ()
