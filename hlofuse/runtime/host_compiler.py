@@ -58,7 +58,8 @@ HOST_FLAGS: tuple[str, ...] = (
 # GCC's own. Loops over lanes stay free of branches: what only one side of a select needs would move into one, where a
 # call has no vector version, and what one way has computed already would be computed on the other ways only. (Without
 # -fthread-jumps more loops are vectors, but g++ 12 gets some wrong.) And a loop over time stays outside of its lanes.
-_GCC_FLAGS = ("-fno-tree-sink", "-fno-tree-pre", "-fno-loop-interchange")
+# g++ 12 counts too few of the bools that it has made vectors of unless it knows nothing about ranges.
+_GCC_FLAGS = ("-fno-tree-sink", "-fno-tree-pre", "-fno-loop-interchange", "-fno-tree-vrp")
 _SHARED = ("-shared", "-fPIC", "-Wl,-z,defs")
 _COMPILE_TIMEOUT_S = 600
 _MESSAGE_LIMIT = 8000
