@@ -8,6 +8,7 @@ from hlofuse.fusion.block_loop import BlockLoop, plan_block_loop, terms_of
 from hlofuse.fusion.cost_estimate import UNITS, CostEstimate
 from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.devices import DeviceSpec
+from hlofuse.fusion.element_work import operations_of
 from hlofuse.fusion.loop_space import span
 from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
 from hlofuse.fusion.loop_work import trips
@@ -30,7 +31,7 @@ def plan_in_block(loop: Instruction, alone: Computation, is_fusible: Callable[[I
     if block.shared_bytes > limit:
         raise LoopRefusal("memory", f"a step's arrays need {block.shared_bytes} bytes{_largest(s)}; "
                           f"a block has {limit}")
-    ours, apart = _step_us(blocks_of(plan), block, device), _step_apart_us(blocks_of(plan), block, device)
+    ours, apart = _step_us(blocks_of(plan), block, device), _step_apart_us(s, device)
     if ours > apart:
         raise LoopRefusal("cost", f"a step of {blocks_of(plan)} blocks takes about {ours:.1f} µs, as kernels of its "
                           f"own about {apart:.1f} µs")
@@ -68,18 +69,20 @@ def _shared_reads(block: BlockLoop) -> int:
     return sum(s.shape(k).byte_size for k in read)
 
 
-def _step_apart_us(blocks: int, block: BlockLoop, device: DeviceSpec) -> float:
+def _step_apart_us(s: LoopStructure, device: DeviceSpec) -> float:
     """One step as a kernel, and a library call for each product. Without a library's threads the CPU has one for it."""
-    rates, s = _rates(device), block.structure
+    rates, work, calls = _rates(device), dict.fromkeys(UNITS, 0.0), [device.launch_us]
+    for i in s.values:
+        if i not in s.varying or not isinstance(i.shape, Shape):
+            continue
+        if i.opcode == "dot":
+            flops = 2.0 * terms_of(i) * i.array.size
+            calls.append(device.launch_us + flops / device.matmul_rate_of(i.element_type))
+        else:
+            unit, ops, wide = operations_of(i)
+            work[unit] += ops * wide * terms_of(i) * i.array.size
     parts = device.sm_count if device.busy_lanes else 1
-    products = [i for i in s.values if i.opcode == "dot" and i in s.varying]
-    flops = {i: 2.0 * terms_of(i) * i.array.size for i in products}
-    work = {u: blocks * block.work.get(u, 0.0) for u in UNITS}
-    for i, ops in flops.items():
-        work["f64" if i.element_type == "f64" else "fp"] -= ops
-    other = max(0.0, *(work[u] * device.sm_count / rates[u] / parts for u in UNITS))
-    calls = sum(ops / device.matmul_rate_of(i.element_type) for i, ops in flops.items())
-    return device.launch_us * (1 + len(products)) + calls + other
+    return sum(calls) + max(work[u] * device.sm_count / rates[u] / parts for u in UNITS)
 
 
 def _check_values(s: LoopStructure, is_fusible: Callable[[Instruction], bool]) -> None:
