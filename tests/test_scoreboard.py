@@ -74,14 +74,14 @@ def test_good_workloads(catalog, tmp_path, capsys):
 
 
 def test_a_workload_that_raises_crashes_or_hangs_is_a_row(catalog, tmp_path, capsys):
-    status, rows = run("refuses", "crashes", "hangs", "softmax", "--catalog", catalog, "--timeout", 15,
+    status, rows = run("refuses", "crashes", "hangs", "softmax", "--catalog", catalog, "--timeout", 10,
                        tmp_path / "out.json")  # fmt: skip
     refuses, crashes, hangs, softmax = rows
     assert status == 1
     assert [row["ok"] for row in rows] == [False, False, False, None]
     assert refuses["error"].startswith("ValueError: not today")
     assert "SIGSEGV" in crashes["error"]
-    assert "15 s" in hangs["error"]
+    assert "10 s" in hangs["error"]
     assert softmax["error"] is None
     assert "1/4 rows" in capsys.readouterr().out
 

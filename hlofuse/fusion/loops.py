@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hlofuse.fusion.block_cost import plan_in_block
+from hlofuse.fusion.block_loop import terms_of
 from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.devices import DeviceSpec
 from hlofuse.fusion.loop_bodies import PreparedLoop, prepare_loop
 from hlofuse.fusion.loop_outputs import write_from_loops
-from hlofuse.fusion.loop_space import MAX_PLACES, loops_of
+from hlofuse.fusion.loop_space import MAX_PLACES, loops_of, span
 from hlofuse.fusion.loop_structure import LoopRefusal, LoopStructure, loop_structure
-from hlofuse.fusion.loop_work import loop_registers
+from hlofuse.fusion.loop_work import LoopCost, loop_registers
 from hlofuse.fusion.plan import NESTED_REDUCTION, Plan, Refusal, Segment, make_plan, reduced_size
 from hlofuse.fusion.residuals import Rewritten, recompute_residuals
 from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
@@ -73,10 +74,27 @@ def find_loops(computation: Computation, is_fusible: Fusible, accept: Accept, de
             prepared[i] = ready
             if plan.block is not None:
                 blocks[i] = plan
+            elif _leaves_vectors_empty(plan, device):
+                continue      # a block may do better
             break
-        else:
+        if i not in prepared:
             refusals[i] = "; in a block: ".join(dict.fromkeys(reasons))
     return _with_less_written(_replaced(computation, prepared, refusals, blocks), is_fusible, accept, device)
+
+
+def _leaves_vectors_empty(plan: Plan, device: DeviceSpec) -> bool:
+    """Whether one or two lanes hold much each. On the CPU vectors are made of lanes, in a block of what a lane holds.
+    Measured: products of 8 terms and more are faster so, other steps of 32 elements and more."""
+    if device.busy_lanes:
+        return False
+    for loop in plan.loops:
+        cost = LoopCost(loop, plan.analysis)
+        products = [terms_of(i) for s in loops_of(loop) for i in s.values if i.opcode == "dot"]
+        if cost.lanes <= 2 and max(products, default=0) >= 8:
+            return True
+        if cost.lanes == 1 and span(cost.space.inner, plan.analysis) >= MAX_PLACES:
+            return True
+    return False
 
 
 def _check_text(loop: Instruction, alone: Computation, plan: Plan, accept: Accept) -> None:
