@@ -245,3 +245,11 @@ def test_on_the_cpu_a_block_makes_vectors_of_what_one_lane_holds():
     assert forms(1, "host") == ["block loop"]
     assert forms(64, "host") == ["time loop"]
     assert forms(1, "h200") == ["time loop"]
+
+
+def test_a_whole_axis_of_small_neighbors_is_one_block():
+    def run(u):
+        return lax.fori_loop(0, 3, lambda i, u: u + 0.1 * jnp.roll(u, 1, -1) * jnp.roll(u, 2, -2), u)
+
+    for shape in ((64, 32, 12, 8), (1, 32, 12, 8), (300, 4, 9, 9)):
+        assert_same(run, np.random.default_rng(0).standard_normal(shape).astype(np.float32), tolerance=1e-5)

@@ -350,8 +350,10 @@ def plan_block_loop(computation: Computation, joined_bytes: int = 0) -> Plan:
         order = _layout(block, values, analysis)
         together = _joined(block, order, analysis, joined_bytes)
         if together > 1:
+            inner, size = order[-1], analysis.size(order[-1])
             analysis = Axes(instructions)
-            _, inner = analysis.split(order[-1], analysis.size(order[-1]) // together)
+            if together < size:
+                _, inner = analysis.split(inner, size // together)
             block = block_loop(loops[0], analysis, 1 << inner)
             order = _layout(block, values, analysis)
     except LoopRefusal as refusal:
