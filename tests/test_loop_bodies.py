@@ -581,3 +581,16 @@ def test_random_loops_that_stay_loops(make, monkeypatch):
     got, expected = compiled(arguments), jax.jit(everything)(arguments)
     for name in programs:
         assert_same(got[name], expected[name], 1e-4, name)
+
+
+def test_branches_without_operands():
+    def f(x):
+        def step(s, x):
+            k = lax.cond(s.sum() > 0, lambda: 1.0, lambda: lax.fori_loop(0, 3, lambda i, y: y * 0.5 + i, 2.0))
+            return jnp.sort(s + k * x), k
+
+        return lax.scan(step, x[0], x)
+
+    x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    for got, expected in zip(jax.tree.leaves(hlofuse.jit(f)(x)), jax.tree.leaves(jax.jit(f)(x)), strict=True):
+        assert_same(got, expected, 1e-6)

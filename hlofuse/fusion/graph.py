@@ -94,7 +94,7 @@ class FusionGraph:
             if i in self.loops or i in self.loop_states:
                 continue
             if i.opcode in ("tuple", "get-tuple-element"):
-                if i is not self.computation.root and i.operands[0] not in self.loops:
+                if i is not self.computation.root and self.loops.isdisjoint(i.operands):    # () too
                     found.update(i.operands)
             elif i in self.epilogues:
                 found.update(indexed(o) for o in i.operands)
