@@ -1,4 +1,4 @@
-"""What the tests of loops have in common: launches, and values beside `jax.jit`."""
+"""What the tests of loops have in common: launches, values beside `jax.jit`, and what ptxas says of their kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import hlofuse
-from hlofuse.compiler import compile_function
+from hlofuse.codegen.dialect import CUDA
+from hlofuse.compiler import Compilation, compile_function
+from hlofuse.runtime.kernel_cache import KernelCache
+from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many
 
 
 def launches(fn: Callable, *args: Any) -> int:
@@ -40,3 +43,18 @@ def assert_all_same(programs: dict[str, tuple[Callable, tuple, float]]) -> None:
                                            err_msg=name)  # fmt: skip
             else:
                 np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def assert_no_spills(compilations: dict[str, Compilation], arch: str) -> None:
+    """Compiles the CUDA of all loop kernels, prints their registers, and fails where one spills."""
+    texts = {name: [c.text for c in compiled.clusters if c.form in ("time loop", "block loop")]
+             for name, compiled in compilations.items()}  # fmt: skip
+    sources = {t.symbol: CudaSource(t.symbol, t.text) for found in texts.values() for t in found}
+    built = compile_many(list(sources.values()), arch, KernelCache(), prelude=CUDA.prelude)
+    for name, found in texts.items():
+        for t in found:
+            binary = built[t.symbol]
+            assert isinstance(binary, CudaBinary), f"{binary}\n{t.text}"
+            resources = binary.kernels[t.symbol]
+            print(f"{arch} {name}: {resources.registers} registers")
+            assert not resources.spill_stores and not resources.spill_loads, name

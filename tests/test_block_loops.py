@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from block_loop_programs import BLOCKS, laplacian, life_step
 from jax import lax
+from loop_check import assert_all_same, assert_no_spills, assert_same, launches
 from random_stencils import random_stencil
 from simt_check import check_cases, compile_case
-from test_loops import assert_all_same, assert_same, launches, refusal
+from test_loops import refusal
 
-from hlofuse.codegen.dialect import CUDA
 from hlofuse.compiler import compile_function
-from hlofuse.runtime.kernel_cache import KernelCache
-from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many, nvrtc_available
+from hlofuse.runtime.nvrtc import nvrtc_available
 
 RNG = np.random.default_rng(0)
 U = RNG.standard_normal(48).astype(np.float32)
@@ -65,16 +64,7 @@ def test_the_cuda_text_runs_thread_by_thread():
 @pytest.mark.skipif(nvrtc_available() is not None, reason=str(nvrtc_available()))
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_the_cuda_text_compiles_without_spills(arch):
-    compiled = {name: compile_function(b.fn, *b.args, device="h200") for name, b in BLOCKS.items()}
-    texts = {name: [c.text for c in x.clusters if c.form == "block loop"] for name, x in compiled.items()}
-    sources = {t.symbol: CudaSource(t.symbol, t.text) for found in texts.values() for t in found}
-    built = compile_many(list(sources.values()), arch, KernelCache(), prelude=CUDA.prelude)
-    for name, found in texts.items():
-        for t in found:
-            binary = built[t.symbol]
-            assert isinstance(binary, CudaBinary), f"{binary}\n{t.text}"
-            resources = binary.kernels[t.symbol]
-            assert not resources.spill_stores and not resources.spill_loads, name
+    assert_no_spills({n: compile_function(b.fn, *b.args, device="h200") for n, b in BLOCKS.items()}, arch)
 
 
 # --- edges ------------------------------------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from catalog import CATALOG
 from jax import lax
-from loop_check import assert_all_same, assert_same, launches
+from loop_check import assert_all_same, assert_no_spills, assert_same, launches
 from loop_programs import LOOPS
 from random_loops import random_loop
 from simt_check import check_cases, compile_case
 
 import hlofuse
-from hlofuse.codegen.dialect import CUDA
 from hlofuse.compiler import compile_function
-from hlofuse.runtime.kernel_cache import KernelCache
-from hlofuse.runtime.nvrtc import CudaBinary, CudaSource, compile_many, nvrtc_available
+from hlofuse.runtime.nvrtc import nvrtc_available
 
 N = 137
 RNG = np.random.default_rng(0)
@@ -282,16 +280,7 @@ def test_the_cuda_text_of_every_loop_compiles_without_spills(arch):
     compiled = {name: compile_function(w.fn, *w.arguments(np.random.default_rng(1), 1 << 14), device="h200")
                 for name, w in LOOPS.items()}  # fmt: skip
     compiled |= {c.id: compile_function(c.values[0].fn, *c.values[0].args, device="h200") for c in CASES}
-    texts = {name: [k.text for k in c.clusters if k.form == "time loop"] for name, c in compiled.items()}
-    sources = {t.symbol: CudaSource(t.symbol, t.text) for found in texts.values() for t in found}
-    built = compile_many(list(sources.values()), arch, KernelCache(), prelude=CUDA.prelude)
-    for name, found in texts.items():
-        for t in found:
-            binary = built[t.symbol]
-            assert isinstance(binary, CudaBinary), f"{binary}\n{t.text}"
-            resources = binary.kernels[t.symbol]
-            print(f"{arch} {name}: {resources.registers} registers")
-            assert not resources.spill_stores and not resources.spill_loads, name
+    assert_no_spills(compiled, arch)
 
 
 def test_the_cuda_text_runs_thread_by_thread():
