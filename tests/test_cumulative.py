@@ -128,7 +128,7 @@ def test_gradient_and_vmap():
     def loss(x):
         return (jnp.sin(jnp.cumsum(x, 1)) ** 2).sum()
 
-    x = draw((20, 40), jnp.float32)
+    x = draw((40, 300), jnp.float32)
     close(hlofuse.jit(jax.grad(loss))(x), jax.jit(jax.grad(loss))(x), 1e-3)
     for operation in OPERATIONS.values():
         def total(x, operation=operation):

@@ -570,7 +570,7 @@ def test_stacked_results_stay_in_place():
 @pytest.mark.parametrize("make", [random_loop, random_gradient])
 def test_random_loops_that_stay_loops(make, monkeypatch):
     monkeypatch.setattr(loops, "MAX_BODY", 0)
-    programs = {f"seed {seed}": make(np.random.default_rng(seed)) for seed in range(3)}
+    programs = {f"seed {seed}": make(np.random.default_rng(seed)) for seed in range(6)}
 
     def everything(arguments):
         return {name: fn(*arguments[name]) for name, (fn, _) in programs.items()}

@@ -253,7 +253,7 @@ def test_double_precision():
 
 
 def test_random_bodies():
-    programs = {seed: random_gradient(np.random.default_rng(seed)) for seed in range(3)}
+    programs = {seed: random_gradient(np.random.default_rng(seed)) for seed in range(5)}
     arguments = {seed: args for seed, (_, args) in programs.items()}
 
     def everything(arguments):

@@ -437,7 +437,7 @@ def test_array_constants_of_a_body():
 
 
 def test_random_bodies():
-    programs = {f"seed {seed}": random_loop(np.random.default_rng(seed)) for seed in range(10)}
+    programs = {f"seed {seed}": random_loop(np.random.default_rng(seed)) for seed in range(16)}
     assert_all_same({name: (fn, args, 1e-4) for name, (fn, args) in programs.items()})
 
 

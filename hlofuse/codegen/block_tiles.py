@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hlofuse.codegen.block_folds import Atoms, FoldWriter
+from hlofuse.codegen.lanes import place_inside
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.scalar_expr import c_type, load_expr, storage_type
-from hlofuse.codegen.values import EmitError
 from hlofuse.fusion.block_loop import carry_value, item_bytes
 from hlofuse.fusion.loop_structure import LoopStructure
-from hlofuse.hlo.index_map import Index, Indices, delinearize, linearize, to_c
+from hlofuse.hlo.index_map import Indices, linearize, to_c
 from hlofuse.hlo.module import Instruction
 
 
@@ -70,7 +70,7 @@ class TileWriter(FoldWriter):
         self._shared(self.arrays[i], i, self.points_of(i))
 
     def element_at(self, value: Instruction, name: str, index: Indices, copy: str | None = None) -> str:
-        inner, sizes = self._inside_block(value, index)
+        inner, sizes = place_inside(value, index, self.axes, self.lane_atoms(), "block")
         order = self.block.turned.get(value, range(len(inner)))
         place = to_c(linearize([inner[d] for d in order], [sizes[d] for d in order]))
         if copy is None:
@@ -78,30 +78,12 @@ class TileWriter(FoldWriter):
         start = f"{copy} * {self.points_of(value)}"
         return f"{name}[{start}]" if place == "0" else f"{name}[{start} + {place}]"
 
-    def _inside_block(self, value: Instruction, index: Indices) -> tuple[list[Index], list[int]]:
-        """Where in the tile an element is, and the sizes of these dimensions; `EmitError` if it is another block's."""
-        inner: list[Index] = []
-        sizes: list[int] = []
-        lanes, size = self.lane_atoms(), self.axes.size
-        for dim, at, whole in zip(self.axes.dims(value), index, value.dims, strict=True):
-            if not any(atom in lanes for atom in dim):
-                inner.append(at)
-                sizes.append(whole)
-                continue
-            for atom, place in zip(dim, delinearize(at, [size(a) for a in dim]), strict=True):
-                if atom not in lanes:
-                    inner.append(place)
-                    sizes.append(size(atom))
-                elif place != lanes[atom]:
-                    raise EmitError(f"{value!r} is read at the place of another block")
-        return inner, sizes
-
     def read_tile(self, tile: Tile, copy: str | None, reader: Instruction) -> Callable[[Indices], str]:
         copy = None if tile.index in self.block.single else copy
 
         def element(index: Indices) -> str:
             if tile.points == 1:
-                self._inside_block(tile.value, index)
+                place_inside(tile.value, index, self.axes, self.lane_atoms(), "block")
                 return tile.name
             return self._read(tile.name, self.element_at(tile.value, tile.name, index, copy), reader)
 

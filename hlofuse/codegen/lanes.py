@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hlofuse.codegen.nest import Nest
 from hlofuse.codegen.scalar_expr import c_type, store_expr
 from hlofuse.codegen.values import EmitError
+from hlofuse.fusion.axes import Axes
 from hlofuse.hlo.index_map import Index, Indices, constant, delinearize, is_run, linearize, to_c
 from hlofuse.hlo.module import Instruction
 from hlofuse.hlo.shape import COMPLEX
@@ -95,17 +96,7 @@ class LaneWriter:
 
     def inside_lane(self, value: Instruction, index: Indices) -> tuple[list[Index], list[int]]:
         """Where in its lane an element is, and the sizes of these axes; `EmitError` if it is another lane's."""
-        lanes, size = self.lane_atoms(), self.axes.size
-        inner: list[Index] = []
-        sizes: list[int] = []
-        for dim, at in zip(self.axes.dims(value), index, strict=True):
-            for atom, place in zip(dim, delinearize(at, [size(a) for a in dim]), strict=True):
-                if atom not in lanes:
-                    inner.append(place)
-                    sizes.append(size(atom))
-                elif place != lanes[atom]:
-                    raise EmitError(f"{value!r} is read at the place of another lane")
-        return inner, sizes
+        return place_inside(value, index, self.axes, self.lane_atoms(), "lane")
 
     def new_array(self, hint: str, element_type: str) -> str:
         """Declares an array of the lanes, one number where there are none; the text of its element."""
@@ -142,6 +133,26 @@ class LaneWriter:
 
 
 _COMPLEX_PARTS = re.compile(r"make_complex\((\w+_re[^,]*), (\w+_im[^,]*)\)")
+
+
+def place_inside(value: Instruction, index: Indices, axes: Axes, outer: Mapping[int, Index],
+                 owner: str) -> tuple[list[Index], list[int]]:
+    """Where an element is within what an `owner` at the atoms `outer` has of a value, and the sizes of these axes;
+    `EmitError` if it is another one's."""
+    inner: list[Index] = []
+    sizes: list[int] = []
+    for dim, at, whole in zip(axes.dims(value), index, value.dims, strict=True):
+        if not any(atom in outer for atom in dim):
+            inner.append(at)
+            sizes.append(whole)
+            continue
+        for atom, place in zip(dim, delinearize(at, [axes.size(a) for a in dim]), strict=True):
+            if atom not in outer:
+                inner.append(place)
+                sizes.append(axes.size(atom))
+            elif place != outer[atom]:
+                raise EmitError(f"{value!r} is read at the place of another {owner}")
+    return inner, sizes
 
 
 def joined(parts: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from hlofuse.fusion.plan import Plan
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.shape import FUSIBLE, Shape
 
-MAX_BODY = 600         # instructions of a step
+MAX_BODY = 600         # instructions of a step, in lanes those of nested loops too
 BARRIER_US = 0.05      # what the threads of a block wait for each other, and for the first results of a phase
 
 
@@ -101,6 +101,11 @@ def _check_values(s: LoopStructure, is_fusible: Callable[[Instruction], bool]) -
                 raise LoopRefusal("shape", "the body has a dot without elements")
         elif not is_fusible(i):
             raise LoopRefusal("library", f"the body has a {i.opcode}, which no block computes")
+    check_state(s)
+
+
+def check_state(s: LoopStructure) -> None:
+    """Whether kernels compute every element of the state."""
     shapes = [s.shape(k) for k in range(len(s.body.root.operands))]
     if not all(isinstance(shape, Shape) and shape.element_type in FUSIBLE and shape.size for shape in shapes):
         raise LoopRefusal("shape", "an element of the state has a type or a size that no kernel computes")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hlofuse.fusion.block_cost import plan_in_block
+from hlofuse.fusion.block_cost import MAX_BODY, check_state, plan_in_block
 from hlofuse.fusion.block_loop import terms_of
 from hlofuse.fusion.cumulative import is_scanned
 from hlofuse.fusion.devices import DeviceSpec
@@ -23,10 +23,7 @@ from hlofuse.fusion.residuals import Rewritten, recompute_residuals
 from hlofuse.hlo.builder import element_of, full, make, parameter, tuple_of
 from hlofuse.hlo.module import Computation, Instruction
 from hlofuse.hlo.opcode import OPCODES, Kind
-from hlofuse.hlo.shape import FUSIBLE, Shape
 from hlofuse.hlo.traverse import clone_computation, rebuild, with_changes
-
-MAX_BODY = 600      # instructions of a step, nested loops included
 
 
 @dataclass(frozen=True)
@@ -196,9 +193,7 @@ def _check_values(s: LoopStructure, is_fusible: Callable[[Instruction], bool]) -
             _check_dot(i)
         elif i.opcode != "get-tuple-element" and not is_fusible(i):
             raise LoopRefusal("library", f"the body has a {i.opcode}, which no lane computes")
-    shapes = [s.shape(k) for k in range(len(s.body.root.operands))]
-    if not all(isinstance(shape, Shape) and shape.element_type in FUSIBLE and shape.size for shape in shapes):
-        raise LoopRefusal("shape", "an element of the state has a type or a size that no kernel computes")
+    check_state(s)
     if size > MAX_BODY:
         raise LoopRefusal("memory", f"a step has {size} instructions, the limit is {MAX_BODY}")
 

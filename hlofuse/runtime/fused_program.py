@@ -110,7 +110,6 @@ class FusedProgram:
             state = step(state)
         return state
 
-
     def _is_one_call(self, body: Computation) -> bool:
         """Whether a step is one kernel and no more. XLA would make its call the root of the loop's body, and then take
         the call's first operand, if that is the state's first element, for the next state's, which never changes. So

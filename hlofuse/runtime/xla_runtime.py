@@ -31,6 +31,7 @@ _warned: set[str] = set()
 
 Built = tuple[Mapping[Instruction, XlaKernel], Mapping[Instruction, str]]    # kernels, and why others are not called
 
+
 @dataclass(frozen=True)
 class KernelInfo:
     """What `Compiled.kernels` shows of a cluster. `problem`: why it runs through JAX after all; None if it does not."""

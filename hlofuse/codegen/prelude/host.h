@@ -120,7 +120,7 @@ template <typename T> SCALAR T quotient(T a, T b) {
   return (T)(a / b);
 }
 
-// exp(x) = 2^n e^r with |r| <= log(2)/2 and a minimax polynomial for (e^r - 1 - r) / r^2; under 1 ulp with fma. 2^n is
+// exp(x) = 2^n e^r with |r| <= log(2)/2 and a minimax polynomial for (e^r - 1 - r) / r^2; about 1 ulp with fma. 2^n is
 // an addition to the exponent, which is right as long as the result is a normal number; smaller ones are 0, as XLA's.
 SCALAR float exp_of(float x) {
   const float shifted = mul_add(x, 1.44269502f, 12582912.0f);  // 1.5 * 2^23: the low bits of the sum are n
@@ -162,19 +162,16 @@ SCALAR float log_of(float x) {
 }
 SCALAR double log_of(double x) { return log(x); }
 
-// E / (E + 2) with E = exp(2 |x|) - 1 = 2^n (e^r - 1) + (2^n - 1), the polynomial exp_of's; beyond 9.02 it is 1.
+// Near zero a polynomial, elsewhere 1 - 2 / (exp(2 |x|) + 1).
 SCALAR float tanh_of(float x) {
-  float a = abs_of(x);
-  a = a > 10.0f ? 10.0f : a;
-  const float shifted = mul_add(a, 2.88539004f, 12582912.0f);
-  const float n = shifted - 12582912.0f;
-  const float r = mul_add(n, 2.12194440e-4f, mul_add(n, -0.693359375f, a + a));
-  const float rr = r * r, low = mul_add(r, 0.1666651964187622f, 0.4999999403953552f);
-  float p = mul_add(rr, 0.0013814220437780023f, mul_add(r, 0.00836889911442995f, 0.04166840761899948f));
-  p = mul_add(mul_add(p, rr, low), rr, r);
-  const float power = float_of_bits((bits_of(shifted) - 0x4b400000u + 127u) << 23);
-  const float e = mul_add(power, p, power - 1.0f);
-  return copy_sign(e / (e + 2.0f), x);
+  const float a = abs_of(x), s = x * x;
+  float p = mul_add(s, 0.002142957178875804f, -0.008177393116056919f);
+  p = mul_add(p, s, 0.021700700744986534f);
+  p = mul_add(p, s, -0.05394676327705383f);
+  p = mul_add(p, s, 0.1333320587873459f);
+  p = mul_add(p, s, -0.3333333134651184f);
+  const float inner = mul_add(p * s, a, a), outer = 1.0f - 2.0f / (exp_of(a + a) + 1.0f);
+  return copy_sign(a < 0.625f ? inner : outer, x);
 }
 SCALAR double tanh_of(double x) { return tanh(x); }
 SCALAR float logistic(float x) { return 1.0f / (1.0f + exp_of(-x)); }
